@@ -103,11 +103,6 @@ impl NewMember {
 }
 
 impl Carrying {
-    /// An operation that nobody has named before, on any configuration.
-    pub(crate) fn anew() -> Self {
-        Self { operation: *uuid::Uuid::new_v4().as_bytes(), planned_at: None }
-    }
-
     pub(super) fn metadata(&self) -> MetadataMap {
         let mut metadata = MetadataMap::new();
         let operation = data_encoding::HEXLOWER.encode(&self.operation);

@@ -17,6 +17,13 @@ pub(crate) struct Stored {
     mod_revision: i64,
 }
 
+impl Stored {
+    /// The revision that wrote it; 0 if there is no such key.
+    pub(crate) fn revision(&self) -> i64 {
+        self.mod_revision
+    }
+}
+
 impl Cluster {
     /// Reads a key, linearizably.
     pub(crate) async fn read(&self, key: &str) -> Result<Stored, ClusterError> {

@@ -10,6 +10,7 @@
 //! ignores both.
 
 mod change;
+mod departure;
 mod error;
 mod founded;
 mod keys;
@@ -31,6 +32,7 @@ use tonic::{Request, Response, Status};
 pub(crate) use self::change::{Carrying, Change, NewMember};
 pub(crate) use self::error::ClusterError;
 pub(crate) use self::founded::founded;
+pub(crate) use self::keys::Stored;
 pub(crate) use self::member::{Member, MemberId, Members, NodeStatus};
 use crate::door::Door;
 use crate::exit::chain;
@@ -66,6 +68,17 @@ impl Cluster {
             doors.extend(Door::of_member(url, identity).ok().filter(|door| !self.has(door)));
         }
         Self { doors }
+    }
+
+    /// This cluster, by the doors of `other` as well.
+    pub(crate) fn joined(&self, other: &Self) -> Self {
+        let mut joined = self.clone();
+        for door in &other.doors {
+            if !joined.has(door) {
+                joined.doors.push(door.clone());
+            }
+        }
+        joined
     }
 
     fn has(&self, door: &Door) -> bool {

@@ -35,6 +35,20 @@ pub(super) struct Sight<'a> {
     pub added_before: bool,
     /// The cluster takes no member more while the one that is to be replaced is down.
     pub old_is_down: bool,
+    /// By whom the member that is to be replaced was removed, where it is gone.
+    pub departure: Departure,
+}
+
+/// By which operation the member that an intent replaces was removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Departure {
+    /// The cluster has not been asked.
+    #[default]
+    Unknown,
+    /// By the intent itself: its newcomer takes the free place.
+    Own,
+    /// By another operation: a newcomer would be one member more than anybody signed.
+    Foreign,
 }
 
 /// What to do.
@@ -44,6 +58,8 @@ pub(super) enum Act {
     Wait(String),
     /// Ask the own node for this change.
     Change(Change, Step),
+    /// Find out whether the intent itself removed this member, which is gone.
+    FindRemover(MemberId),
     /// Let another member lead, since this one is to go.
     HandOver,
     /// It is over, or has come a step further: tell discovery.
@@ -76,8 +92,10 @@ impl Sight<'_> {
         let old = replaces.and_then(|id| self.members.of_id(MemberId(id.get())));
         let found = self.members.of_peer_urls(&urls);
         let found = found.filter(|found| old.is_none_or(|old| old.id != found.id));
+        let gone = replaces.filter(|_| old.is_none()).map(|id| MemberId(id.get()));
         match (self.state, found) {
-            (IntentState::Added, Some(member)) => self.learner(member, old),
+            (IntentState::Added, Some(member)) if member.is_learner => self.learner(member, gone),
+            (IntentState::Added, Some(member)) => self.voter(member, old),
             (IntentState::Added, None) => self.gone(),
             (_, Some(member)) if self.is_newcomer(member, &urls) => {
                 let member = digest::MemberId::new(member.id.0);
@@ -88,7 +106,8 @@ impl Sight<'_> {
                 "member {} ({}) is at this host's peer URL already",
                 member.id, member.name
             )),
-            _ => self.add(record, urls, old),
+            // Whether a member at these URLs is the newcomer is told by the cluster, when it is added.
+            (_, found) => self.add(record, urls, old, gone.filter(|_| found.is_none())),
         }
     }
 
@@ -103,7 +122,13 @@ impl Sight<'_> {
         self.members.configuration.is_some()
     }
 
-    fn add(&self, record: &VerifiedRecord, urls: Vec<String>, old: Option<&Member>) -> Act {
+    fn add(
+        &self,
+        record: &VerifiedRecord,
+        urls: Vec<String>,
+        old: Option<&Member>,
+        gone: Option<MemberId>,
+    ) -> Act {
         if let Some(why) = self.untimely {
             return Act::Wait(why.to_string());
         }
@@ -111,6 +136,11 @@ impl Sight<'_> {
             return Act::Wait(
                 "discovery knows of a later list of members than this one".to_owned(),
             );
+        }
+        match (gone, self.departure) {
+            (Some(gone), Departure::Unknown) => return Act::FindRemover(gone),
+            (Some(gone), Departure::Foreign) => return refused(why_foreign(gone)),
+            _ => {}
         }
         // Two members can't have one URL: then the old one goes first. So does one that is down,
         // where the cluster takes nobody in beside it.
@@ -134,14 +164,21 @@ impl Sight<'_> {
         Act::Change(Change::Add(new), Step::Add)
     }
 
-    fn learner(&self, member: &Member, old: Option<&Member>) -> Act {
-        match (member.is_learner, old) {
-            (true, _) if self.stalled => Act::Change(Change::Remove(member.id), Step::TakeOut),
-            (true, _) => Act::Change(Change::Promote(member.id), Step::Promote),
-            (false, Some(old)) => self.remove(old.id),
-            (false, None) => {
-                Act::Tell(Outcome::Promoted { member: digest::MemberId::new(member.id.0) })
-            }
+    /// A newcomer without a vote. The member that it replaces may be `gone` by another operation.
+    fn learner(&self, member: &Member, gone: Option<MemberId>) -> Act {
+        match (gone, self.departure) {
+            _ if self.stalled => Act::Change(Change::Remove(member.id), Step::TakeOut),
+            (Some(gone), Departure::Unknown) => Act::FindRemover(gone),
+            (Some(_), Departure::Foreign) => Act::Change(Change::Remove(member.id), Step::TakeOut),
+            _ => Act::Change(Change::Promote(member.id), Step::Promote),
+        }
+    }
+
+    /// A newcomer that votes: only the member that it replaces is left to go.
+    fn voter(&self, member: &Member, old: Option<&Member>) -> Act {
+        match old {
+            Some(old) => self.remove(old.id),
+            None => Act::Tell(Outcome::Promoted { member: digest::MemberId::new(member.id.0) }),
         }
     }
 
@@ -208,6 +245,14 @@ impl Sight<'_> {
     }
 }
 
+/// Why a newcomer is not taken in the place of `gone`.
+pub(super) fn why_foreign(gone: MemberId) -> String {
+    format!(
+        "member {gone}, which this ticket replaces, was removed by another operation, so this host \
+         would be one member more. Ask for a ticket without --replace if one more is meant"
+    )
+}
+
 /// A refusal of the cluster's because of a member that is down.
 pub(super) fn is_unhealthy(text: &str) -> bool {
     text.contains("unhealthy cluster") || text.contains("not enough started members")
@@ -235,321 +280,4 @@ fn texts(urls: &[NodeUrl]) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use discovery_types::api::IntentState::{Added, Open};
-    use discovery_types::digest::{Digest, Nonce};
-    use discovery_types::fixtures::{World, join_world};
-    use discovery_types::intent::{Intent, Verb};
-    use discovery_types::order::{Change as Ordered, Order};
-    use discovery_types::redeem::Redeem;
-
-    use super::*;
-
-    const OWN: MemberId = MemberId(1);
-
-    fn member(id: u64, url: &str, is_learner: bool) -> Member {
-        Member {
-            id: MemberId(id),
-            name: format!("m{id}"),
-            peer_urls: vec![url.to_owned()],
-            is_learner,
-            ..Member::default()
-        }
-    }
-
-    /// Two voters, at configuration 7, or stock etcd's.
-    fn two(configuration: Option<u64>) -> Members {
-        let list = vec![
-            member(1, "https://10.9.0.1:2380", false),
-            member(2, "https://10.9.0.2:2380", false),
-        ];
-        Members { cluster_id: 5, configuration, list }
-    }
-
-    fn joining(world: &World, planned_at: Option<u64>) -> VerifiedIntent {
-        let authority = world.grant.sign(&world.owner);
-        let redeem = Redeem {
-            service: Digest::of(b"service"),
-            cluster: world.statement.cluster,
-            statement: world.chain().newest_hash(),
-            signed: world.signed(0),
-            boot: 1,
-            nonce: Nonce::random(),
-            highest_epoch: 0,
-        };
-        let verb = if world.grant.replaces.is_some() { Verb::Replace } else { Verb::Join };
-        let intent = Intent {
-            cluster: world.statement.cluster,
-            verb,
-            operation: digest::OperationId::of(&authority, verb),
-            authority,
-            redeem: Some(redeem.sign(&world.agents[0])),
-            planned_at,
-            expires_at: world.grant.issued_at + 600,
-        };
-        VerifiedIntent::verify(&intent, &world.chain()).unwrap()
-    }
-
-    fn ordered(world: &World, change: Ordered, planned_at: Option<u64>) -> VerifiedIntent {
-        let verb = match change {
-            Ordered::Remove { .. } => Verb::Remove,
-            Ordered::Update { .. } => Verb::Update,
-        };
-        let order = Order {
-            version: 1,
-            id: Nonce::random(),
-            cluster: world.statement.cluster,
-            statement: world.chain().newest_hash(),
-            change,
-            planned_at,
-            issued_at: world.grant.issued_at,
-            expires_at: world.grant.issued_at + 600,
-            reason: "a test".to_owned(),
-        };
-        let authority = order.sign(&world.owner);
-        let intent = Intent {
-            cluster: world.statement.cluster,
-            verb,
-            operation: digest::OperationId::of(&authority, verb),
-            authority,
-            redeem: None,
-            planned_at,
-            expires_at: order.expires_at,
-        };
-        VerifiedIntent::verify(&intent, &world.chain()).unwrap()
-    }
-
-    fn sight<'a>(
-        intent: &'a VerifiedIntent,
-        state: IntentState,
-        members: &'a Members,
-    ) -> Sight<'a> {
-        Sight {
-            intent,
-            state,
-            told: None,
-            members,
-            own: OWN,
-            leader: OWN,
-            untimely: None,
-            stalled: false,
-            added_before: false,
-            old_is_down: false,
-        }
-    }
-
-    fn own_url(world: &World) -> String {
-        world.records[0].peer_urls[0].to_string()
-    }
-
-    fn with_newcomer(mut members: Members, world: &World, is_learner: bool) -> Members {
-        members.list.push(member(9, &own_url(world), is_learner));
-        members
-    }
-
-    #[test]
-    fn a_newcomer_is_added_as_a_learner_bound_to_its_key_and_incarnation() {
-        let world = join_world();
-        let (intent, members) = (joining(&world, None), two(Some(7)));
-        let act = sight(&intent, Open, &members).decide();
-        let Act::Change(Change::Add(new), Step::Add) = act else { panic!("{act:?}") };
-        assert!(new.is_learner);
-        assert_eq!(new.peer_urls, [own_url(&world)]);
-        let record = &world.records[0];
-        assert_eq!(new.incarnation, Some(record.incarnation.to_string()));
-        assert_eq!(new.node_key, Some(record.csr.verify().unwrap().node_key.to_string()));
-    }
-
-    #[test]
-    fn a_second_member_of_one_name_is_not_added() {
-        let mut world = join_world();
-        let mut members = two(Some(7));
-        members.list[1].name = world.records[0].name.to_string();
-        let intent = joining(&world, None);
-        let act = sight(&intent, Open, &members).decide();
-        let Act::Tell(Outcome::Refused { reason }) = act else { panic!("{act:?}") };
-        assert!(reason.contains("is called db-1 already"), "{reason}");
-        // But in its place.
-        world.grant.replaces = Some(digest::MemberId::new(2));
-        let intent = joining(&world, None);
-        let act = sight(&intent, Open, &members).decide();
-        assert!(matches!(act, Act::Change(Change::Add(_), Step::Add)), "{act:?}");
-    }
-
-    #[test]
-    fn nothing_is_begun_out_of_its_time_and_what_was_begun_is_ended() {
-        let world = join_world();
-        let (intent, members) = (joining(&world, None), two(Some(7)));
-        let over = Some(UntimelyIntent::Over);
-        let late = Sight { untimely: over, ..sight(&intent, Open, &members) };
-        assert!(matches!(late.decide(), Act::Wait(_)));
-        let members = with_newcomer(members.clone(), &world, true);
-        let act = Sight { untimely: over, ..sight(&intent, Added, &members) }.decide();
-        assert_eq!(act, Act::Change(Change::Promote(MemberId(9)), Step::Promote));
-    }
-
-    #[test]
-    fn a_list_older_than_discoverys_is_not_acted_on() {
-        let world = join_world();
-        let (intent, members) = (joining(&world, Some(8)), two(Some(7)));
-        assert!(matches!(sight(&intent, Open, &members).decide(), Act::Wait(_)));
-        let members = two(None);
-        let act = sight(&intent, Open, &members).decide();
-        assert!(matches!(act, Act::Change(..)), "stock etcd knows no configurations: {act:?}");
-    }
-
-    #[test]
-    fn a_newcomer_that_a_dead_leader_added_is_found_again() {
-        let world = join_world();
-        let intent = joining(&world, None);
-        // Stock etcd shows a learner at its URL.
-        let members = with_newcomer(two(None), &world, true);
-        let act = sight(&intent, Open, &members).decide();
-        let Act::Tell(Outcome::Added { member, initial_cluster }) = act else { panic!("{act:?}") };
-        assert_eq!((member.get(), initial_cluster.len()), (9, 3));
-        let own = initial_cluster.iter().find(|m| m.peer_url.to_string() == own_url(&world));
-        assert_eq!(own.unwrap().name, world.records[0].name.to_string());
-        // muster-node is asked: it knows the operation.
-        let members = with_newcomer(two(Some(7)), &world, true);
-        let act = sight(&intent, Open, &members).decide();
-        assert!(matches!(act, Act::Change(Change::Add(_), Step::Add)), "{act:?}");
-        let act = Sight { added_before: true, ..sight(&intent, Open, &members) }.decide();
-        assert!(matches!(act, Act::Tell(Outcome::Added { .. })), "{act:?}");
-    }
-
-    #[test]
-    fn another_one_of_stock_etcds_at_the_newcomers_url_is_somebody_else() {
-        let world = join_world();
-        let intent = joining(&world, None);
-        let voter = with_newcomer(two(None), &world, false);
-        let mut elsewhere_too = with_newcomer(two(None), &world, true);
-        elsewhere_too.list[2].peer_urls.push("https://10.9.0.9:2380".to_owned());
-        for members in [voter, elsewhere_too] {
-            let act = sight(&intent, Open, &members).decide();
-            assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
-        }
-    }
-
-    #[test]
-    fn a_newcomer_that_was_removed_is_not_added_again() {
-        let world = join_world();
-        let (intent, members) = (joining(&world, None), two(Some(7)));
-        let told = Some(digest::MemberId::new(9));
-        let act = Sight { told, ..sight(&intent, Added, &members) }.decide();
-        assert!(matches!(act, Act::Tell(Outcome::Stalled { .. })), "{act:?}");
-        let act = Sight { added_before: true, ..sight(&intent, Open, &members) }.decide();
-        assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
-    }
-
-    #[test]
-    fn a_learner_is_promoted_or_taken_out_and_a_voter_is_done() {
-        let world = join_world();
-        let intent = joining(&world, None);
-        let learner = with_newcomer(two(Some(7)), &world, true);
-        let stalled = Sight { stalled: true, ..sight(&intent, Added, &learner) };
-        let out = Act::Change(Change::Remove(MemberId(9)), Step::TakeOut);
-        assert_eq!(stalled.decide(), out);
-        let voter = with_newcomer(two(Some(7)), &world, false);
-        let done = Sight { stalled: true, ..sight(&intent, Added, &voter) };
-        let member = digest::MemberId::new(9);
-        assert_eq!(done.decide(), Act::Tell(Outcome::Promoted { member }));
-    }
-
-    #[test]
-    fn a_newcomer_that_leads_is_told_of_by_others() {
-        let world = join_world();
-        let (intent, members) = (joining(&world, None), two(Some(7)));
-        let members = with_newcomer(members, &world, false);
-        let told = Some(digest::MemberId::new(9));
-        let newcomer = MemberId(9);
-        let by = |own, leader| Sight { told, own, leader, ..sight(&intent, Added, &members) };
-        let promoted = Act::Tell(Outcome::Promoted { member: digest::MemberId::new(9) });
-        assert_eq!(by(OWN, OWN).decide(), promoted);
-        assert_eq!(by(OWN, newcomer).decide(), promoted);
-        assert!(matches!(by(newcomer, newcomer).decide(), Act::Wait(_)));
-        assert!(matches!(by(MemberId(2), OWN).decide(), Act::Wait(_)));
-        // It makes what changes are left, which are its own node's.
-        let members = with_newcomer(two(Some(7)), &world, true);
-        let by = |own, leader| Sight { told, own, leader, ..sight(&intent, Added, &members) };
-        assert!(matches!(by(newcomer, newcomer).decide(), Act::Change(..)));
-        assert!(matches!(by(OWN, newcomer).decide(), Act::Wait(_)));
-    }
-
-    #[test]
-    fn who_is_replaced_goes_last_unless_the_newcomer_has_its_address() {
-        let mut world = join_world();
-        world.grant.replaces = Some(digest::MemberId::new(2));
-        let intent = joining(&world, None);
-        let members = two(Some(7));
-        let act = sight(&intent, Open, &members).decide();
-        assert!(matches!(act, Act::Change(Change::Add(_), Step::Add)), "{act:?}");
-        let voter = with_newcomer(members.clone(), &world, false);
-        let removal = Act::Change(Change::Remove(MemberId(2)), Step::Remove);
-        assert_eq!(sight(&intent, Added, &voter).decide(), removal);
-        let down = Sight { old_is_down: true, ..sight(&intent, Open, &members) };
-        assert_eq!(down.decide(), removal);
-        let mut same = members.clone();
-        same.list[1].peer_urls = vec![own_url(&world)];
-        assert_eq!(sight(&intent, Open, &same).decide(), removal);
-    }
-
-    #[test]
-    fn an_order_is_for_the_configuration_that_its_operator_saw() {
-        let world = join_world();
-        let remove = Ordered::Remove { member: digest::MemberId::new(2) };
-        let members = two(Some(7));
-        let act = Act::Change(Change::Remove(MemberId(2)), Step::Remove);
-        for planned in [Some(7), None] {
-            let intent = ordered(&world, remove.clone(), planned);
-            assert_eq!(sight(&intent, Open, &members).decide(), act);
-        }
-        let stale = ordered(&world, remove, Some(6));
-        let act = sight(&stale, Open, &members).decide();
-        assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
-        // Done is done, whatever has changed since.
-        let mut gone = members;
-        gone.list.remove(1);
-        let act = sight(&stale, Open, &gone).decide();
-        assert!(matches!(act, Act::Tell(Outcome::Removed { .. })), "{act:?}");
-    }
-
-    #[test]
-    fn a_leader_that_is_to_go_lets_another_lead_first() {
-        let world = join_world();
-        let remove = Ordered::Remove { member: digest::MemberId::new(OWN.0) };
-        let intent = ordered(&world, remove, None);
-        let mut members = two(Some(7));
-        assert_eq!(sight(&intent, Open, &members).decide(), Act::HandOver);
-        members.list.truncate(1);
-        let act = sight(&intent, Open, &members).decide();
-        assert!(matches!(act, Act::Change(Change::Remove(OWN), _)), "the last one: {act:?}");
-        members.list.push(member(9, "https://10.9.0.9:2380", true));
-        let act = sight(&intent, Open, &members).decide();
-        assert!(matches!(act, Act::Change(..)), "no learner can lead: {act:?}");
-    }
-
-    #[test]
-    fn a_member_moves_where_it_was_ordered_to() {
-        let world = join_world();
-        let to: NodeUrl = "https://10.9.0.7:2380".parse().unwrap();
-        let member = digest::MemberId::new(2);
-        let update = Ordered::Update { member, peer_urls: vec![to.clone()] };
-        let intent = ordered(&world, update, None);
-        let mut members = two(Some(7));
-        let change = Change::Update(MemberId(2), vec![to.to_string()]);
-        assert_eq!(sight(&intent, Open, &members).decide(), Act::Change(change, Step::Update));
-        members.list[1].peer_urls = vec![to.to_string()];
-        assert_eq!(sight(&intent, Open, &members).decide(), Act::Tell(Outcome::Updated { member }));
-        members.list.remove(1);
-        let act = sight(&intent, Open, &members).decide();
-        assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
-    }
-
-    #[test]
-    fn only_what_may_pass_is_asked_again() {
-        assert!(may_pass("etcdserver: unhealthy cluster"));
-        assert!(may_pass("etcdserver: too many learner members in cluster"));
-        assert!(!may_pass("etcdserver: Peer URLs already exists"));
-        assert!(!may_pass("etcdserver: permission denied"));
-    }
-}
+mod tests;

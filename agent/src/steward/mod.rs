@@ -2,43 +2,46 @@
 //! to be done: carries out intents, and keeps the statement chain in the cluster's own store.
 //!
 //! Only the agent beside the leader acts, on its own node, by the Cluster API, one change at a time;
-//! what became of a newcomer that leads itself is told by the others.
+//! what became of a newcomer that leads itself is told by the others. Where that agent is silent,
+//! another voter's agent lets its own node lead (`takeover`).
 //! Discovery hands out what is to be done; whether it may be done follows from signatures alone, and
 //! whether it was done is asked of the cluster before each step. Nothing here begins without a signed
 //! intent, and a node serves whether or not this works.
 
+mod act;
 mod chain;
 mod decide;
 mod progress;
+mod takeover;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use discovery_types::api::{IntentState, IntentView, Outcome, OutcomeRequest, WaitRequest};
 use discovery_types::client::{Client, ClientError};
 use discovery_types::digest::{self, OperationId};
-use discovery_types::intent::{Errand, Step, VerifiedIntent};
+use discovery_types::intent::{Errand, VerifiedIntent};
 use tokio::sync::Notify;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 pub(crate) use self::chain::{RECOVERIES, Statements};
-use self::decide::{Act, Sight, is_unhealthy, may_pass, refused};
+use self::decide::{Act, Departure, Sight};
 use self::progress::Progress;
+use self::takeover::Watch;
 use crate::bootstrap::cut;
-use crate::cluster::{Carrying, Change, Cluster, ClusterError, MemberId, Members, NodeStatus};
-use crate::crash;
+use crate::cluster::{Cluster, MemberId, Members, NodeStatus};
 use crate::exit::chain as causes;
 use crate::retry::Retry;
 
 /// How often intents are looked at while there are some.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// The shortest time between two reasons to wait that discovery is told of one intent.
-const TELL_EVERY: Duration = Duration::from_secs(5);
 /// How often a node that is down is asked whether it leads.
 const ASK_NODE_EVERY: Duration = Duration::from_secs(1);
+/// The shortest time between two reasons why one intent waits that discovery is told.
+const EXPLAIN_EVERY: Duration = Duration::from_secs(5);
 
 /// What it works with.
 pub(crate) struct Steward {
@@ -56,6 +59,8 @@ pub(crate) struct Steward {
     standing: BTreeMap<OperationId, IntentState>,
     /// What was seen of intents that are under way.
     seen: BTreeMap<OperationId, Seen>,
+    /// Whether the agent beside the leader shows that it lives.
+    watch: Watch,
     retry: Retry,
     said: String,
 }
@@ -66,10 +71,11 @@ struct Seen {
     progress: Progress,
     added_before: bool,
     old_is_down: bool,
+    /// By whom the member that is to be replaced was removed.
+    departure: Departure,
     said: String,
-    /// The reason to wait that discovery heard last, and when.
-    told: String,
-    told_at: Option<Instant>,
+    /// What discovery was told last of why it waits, and when.
+    explained: Option<(String, Instant)>,
 }
 
 impl Steward {
@@ -89,6 +95,7 @@ impl Steward {
             hint,
             standing: BTreeMap::new(),
             seen: BTreeMap::new(),
+            watch: Watch::default(),
             retry: Retry::default(),
             said: String::new(),
         }
@@ -135,15 +142,31 @@ impl Steward {
             known = list.intents.is_empty().then_some(list.rev);
             self.seen.retain(|id, _| self.standing.contains_key(id));
             if list.intents.is_empty() {
+                self.watch.rest();
                 continue;
             }
             if learnt.is_ok()
                 && let Some(leader) = status.leader
-                && let Err(error) = self.carry_out(&list.intents, &status, leader).await
             {
-                self.complain(&format!("intents can't be carried out now: {error}"));
+                self.look_after(&list.intents, &status, leader).await;
             }
             sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// One look at the intents that wait: by the agent beside the leader, or at that agent.
+    async fn look_after(&mut self, intents: &[IntentView], status: &NodeStatus, leader: MemberId) {
+        if leader == status.member_id {
+            self.leave_sign(leader).await;
+        } else if let Err(error) = self.watch_leader(intents, status, leader).await {
+            self.complain(&format!("the leadership can't be taken over now: {error}"));
+        }
+        if let Err(error) = self.carry_out(intents, status, leader).await {
+            let why = format!("intents can't be carried out now: {error}");
+            self.complain(&why);
+            for view in intents.iter().filter(|_| leader == status.member_id) {
+                self.explain(view.intent.operation, &why).await;
+            }
         }
     }
 
@@ -175,12 +198,10 @@ impl Steward {
         }
         // What the cluster itself knows counts for more than what discovery shows.
         self.statements.keep(&self.node).await?;
+        let mut verified = Vec::new();
         for view in intents {
             match VerifiedIntent::verify(&view.intent, self.statements.chain()) {
-                Ok(intent) => {
-                    let members = self.node.list().await.map_err(|error| causes(&error))?;
-                    self.step(&intent, view, &members, status, leader).await;
-                }
+                Ok(intent) => verified.push((intent, view)),
                 Err(error) => {
                     let why = causes(&error);
                     self.complain(&format!(
@@ -192,6 +213,24 @@ impl Steward {
                     }
                 }
             }
+        }
+        for (intent, view) in &verified {
+            if let Some(rival) = rival(intent, &verified) {
+                let why = format!(
+                    "{} comes in the place of the same member already: this one waits until that is \
+                     over",
+                    rival.subject
+                );
+                self.wait(intent, &why);
+                self.explain(intent.operation, &why).await;
+                continue;
+            }
+            // One step may take seconds where a member is silent: the others still see this agent live.
+            if leader == status.member_id {
+                self.leave_sign(leader).await;
+            }
+            let members = self.node.list().await.map_err(|error| causes(&error))?;
+            self.step(intent, view, &members, status, leader).await;
         }
         Ok(())
     }
@@ -223,112 +262,75 @@ impl Steward {
         status: &NodeStatus,
         leader: MemberId,
     ) {
-        let clock = |seconds: i64| u64::try_from(seconds).unwrap_or(0);
-        let service = clock(self.client.service_now_ms().div_euclid(1000));
-        let own = clock(jiff::Timestamp::now().as_second());
-        let seen = self.seen.entry(intent.operation).or_default();
+        let mut seen = self.seen.remove(&intent.operation).unwrap_or_default();
         if let Errand::Add { record, .. } = intent.errand() {
             seen.progress.look(&self.node, record, members, status).await;
         }
-        let sight = Sight {
+        let act = self.sight(intent, view, members, (status.member_id, leader), &seen).decide();
+        self.seen.insert(intent.operation, seen);
+        let leads = status.member_id == leader;
+        match act {
+            Act::Wait(why) => {
+                self.wait(intent, &why);
+                if leads {
+                    self.explain(intent.operation, &why).await;
+                }
+            }
+            Act::HandOver => self.hand_over(intent, members, status).await,
+            Act::Tell(outcome) => self.tell(intent, outcome).await,
+            Act::Change(change, step) => self.change(intent, &change, step, members).await,
+            Act::FindRemover(old) => self.find_remover(intent, old, members).await,
+        }
+    }
+
+    /// What is known of an intent to the agent of `own`, where `leader` leads.
+    fn sight<'a>(
+        &self,
+        intent: &'a VerifiedIntent,
+        view: &IntentView,
+        members: &'a Members,
+        (own, leader): (MemberId, MemberId),
+        seen: &Seen,
+    ) -> Sight<'a> {
+        let clock = |seconds: i64| u64::try_from(seconds).unwrap_or(0);
+        let service = clock(self.client.service_now_ms().div_euclid(1000));
+        let here = clock(jiff::Timestamp::now().as_second());
+        Sight {
             intent,
             state: view.state,
             told: newcomer(view),
             members,
-            own: status.member_id,
+            own,
             leader,
-            untimely: intent.untimely(service, own),
+            untimely: intent.untimely(service, here),
             stalled: seen.progress.is_stalled(),
             added_before: seen.added_before,
             old_is_down: seen.old_is_down,
-        };
-        match sight.decide() {
-            Act::Wait(why) if leader == status.member_id => self.wait(intent, &why).await,
-            Act::Wait(why) => self.log_wait(intent, &why),
-            Act::HandOver => self.hand_over(intent, members, status).await,
-            Act::Tell(outcome) => self.tell(intent, outcome).await,
-            Act::Change(change, step) => self.change(intent, &change, step, members).await,
+            departure: seen.departure,
         }
     }
 
-    /// Logs why an intent waits, and tells discovery, for the operator who looks there.
-    async fn wait(&mut self, intent: &VerifiedIntent, why: &str) {
-        self.log_wait(intent, why);
-        let seen = self.seen.entry(intent.operation).or_default();
-        let is_early = seen.told_at.is_some_and(|at| at.elapsed() < TELL_EVERY);
-        if is_early || seen.told == why {
+    /// Lets people who look at an intent know why it isn't carried on. An older service doesn't take
+    /// that, and nothing depends on it.
+    async fn explain(&mut self, operation: OperationId, why: &str) {
+        let seen = self.seen.entry(operation).or_default();
+        let recent = |(last, at): &(String, Instant)| last == why || at.elapsed() < EXPLAIN_EVERY;
+        if seen.explained.as_ref().is_some_and(recent) {
             return;
         }
-        why.clone_into(&mut seen.told);
-        seen.told_at = Some(Instant::now());
+        seen.explained = Some((why.to_owned(), Instant::now()));
         let wait = WaitRequest { reason: cut(why.to_owned()) };
-        if let Err(error) = self.client.report_wait(self.cluster, intent.operation, &wait).await {
+        let told = self.client.report_wait(self.cluster, operation, &wait).await;
+        if let Err(error) = told {
             tracing::debug!(error = causes(&error), "discovery doesn't hear why an intent waits");
         }
     }
 
-    fn log_wait(&mut self, intent: &VerifiedIntent, why: &str) {
+    fn wait(&mut self, intent: &VerifiedIntent, why: &str) {
         let seen = self.seen.entry(intent.operation).or_default();
         if seen.said != why {
             tracing::info!(operation = %intent.operation, "{} waits: {why}", intent.verb);
             why.clone_into(&mut seen.said);
-        }
-    }
-
-    async fn change(
-        &mut self,
-        intent: &VerifiedIntent,
-        change: &Change,
-        step: Step,
-        members: &Members,
-    ) {
-        let carrying = Carrying {
-            operation: *intent.step(step).as_bytes(),
-            planned_at: members.configuration,
-        };
-        match self.node.carry_out(change, &carrying).await {
-            Ok(_) => {
-                crash::at(crash::Step::Changed);
-                tracing::info!(operation = %intent.operation, "{} is carried out", change.what());
-                self.changed(intent, change, step).await;
-            }
-            Err(ClusterError::CarriedOut { text, .. }) => {
-                let seen = self.seen.entry(intent.operation).or_default();
-                if step == Step::Add {
-                    seen.added_before = true;
-                } else {
-                    self.wait(intent, &text).await;
-                }
-            }
-            Err(ClusterError::Refused { text, .. }) if may_pass(&text) => {
-                let old = intent.leaves().and_then(|id| members.of_id(MemberId(id.get())));
-                let old_is_down = match old.filter(|_| step == Step::Add && is_unhealthy(&text)) {
-                    Some(old) => self.node.status_of(old).await.is_err(),
-                    None => false,
-                };
-                let seen = self.seen.entry(intent.operation).or_default();
-                seen.old_is_down = old_is_down;
-                seen.progress.refused(&text);
-                self.wait(intent, &text).await;
-            }
-            // A learner is promoted once it is ready: nothing that the cluster says of it is final.
-            Err(ClusterError::Refused { text, .. }) if step != Step::Promote => {
-                let Act::Tell(outcome) = refused(text) else { return };
-                self.tell(intent, outcome).await;
-            }
-            // Looked at again, with the list as it is then.
-            Err(error) => self.wait(intent, &causes(&error)).await,
-        }
-    }
-
-    /// A change was made: the next look sees it, but for what a list doesn't show.
-    async fn changed(&mut self, intent: &VerifiedIntent, change: &Change, step: Step) {
-        let seen = self.seen.entry(intent.operation).or_default();
-        seen.added_before |= step == Step::Add;
-        if let (Step::TakeOut, Change::Remove(id)) = (step, change) {
-            let reason = cut(seen.progress.why_stalled());
-            let outcome = Outcome::Stalled { member: digest::MemberId::new(id.0), reason };
-            self.tell(intent, outcome).await;
         }
     }
 
@@ -341,22 +343,27 @@ impl Steward {
         match self.client.report_outcome(self.cluster, intent.operation, &request).await {
             Ok(_) => tracing::info!(operation = %intent.operation, "{} is {state}", intent.verb),
             Err(error) => {
-                self.log_wait(intent, &format!("discovery doesn't hear of it: {}", causes(&error)))
+                self.wait(intent, &format!("discovery doesn't hear of it: {}", causes(&error)))
             }
         }
     }
+}
 
-    async fn hand_over(&mut self, intent: &VerifiedIntent, members: &Members, status: &NodeStatus) {
-        let Some(own) = members.of_id(status.member_id) else { return };
-        for heir in members.list.iter().filter(|heir| !heir.is_learner && heir.id != own.id) {
-            if self.node.status_of(heir).await.is_ok() {
-                match self.node.move_leader(own, heir.id).await {
-                    Ok(()) => return self.log_wait(intent, &format!("{} leads now", heir.id)),
-                    Err(error) => self.wait(intent, &causes(&error)).await,
-                }
-            }
-        }
-    }
+/// An intent that brings another newcomer into the place of the member that `intent` replaces, and
+/// comes first: both together would make the cluster grow.
+fn rival<'a>(
+    intent: &VerifiedIntent,
+    all: &'a [(VerifiedIntent, &IntentView)],
+) -> Option<&'a IntentView> {
+    let replaced = |intent: &VerifiedIntent| match intent.errand() {
+        Errand::Add { replaces, .. } => *replaces,
+        Errand::Remove { .. } | Errand::Update { .. } => None,
+    };
+    let old = replaced(intent)?;
+    let mut same = all.iter().filter(|(other, _)| replaced(other) == Some(old));
+    let first = same.clone().find(|(_, view)| view.state == IntentState::Added);
+    let (first, view) = first.or_else(|| same.next())?;
+    (first.operation != intent.operation).then_some(*view)
 }
 
 /// Which member discovery says that a newcomer is.

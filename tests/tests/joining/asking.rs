@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::process::tail;
+use muster_tests::harness::programs::program;
 use muster_tests::harness::{Agent, Network, until};
 use muster_tests::stock;
 use serde_json::Value;
@@ -53,4 +54,61 @@ fn a_learners_host_and_one_whose_node_is_down_ask_the_others() -> Result<()> {
 #[test]
 fn so_they_do_where_etcd_runs() -> Result<()> {
     stock::oldest().map_or(Ok(()), |etcd| others_are_asked(Some(&etcd)))
+}
+
+/// The host joined when the founder was the only other member, and the founder is gone since.
+#[test]
+fn a_host_whose_node_is_down_finds_the_members_that_came_after_it() -> Result<()> {
+    let running = Running::start(Network::loopback(4), 1, None)?;
+    let mut first = running.newcomer(1, &[])?;
+    running.wait_voter(&first, 2)?;
+    let second = running.newcomer(2, &[])?;
+    running.wait_voter(&second, 3)?;
+    let third = running.newcomer(3, &[])?;
+    running.wait_voter(&third, 4)?;
+    running.wait_intents("join", "promoted", 3)?;
+    let founder = peer_url(&running.agents[0]);
+    running.remove(&running.agents[0])?;
+    let known = first.data_dir.join("agent/known-members.json");
+    until("the first one to have written down who the members are", LIMIT, || {
+        let text = fs_err::read_to_string(&known).ok()?;
+        (text.contains(&peer_url(&third)) && !text.contains(&founder)).then_some(())
+    })?;
+    first.kill();
+    first.kill_node()?;
+    let list = running.member_done(&first, &["list"])?;
+    ensure!(list["members"].as_array().map(Vec::len) == Some(3), "{list}");
+    Ok(())
+}
+
+/// `muster-agent status` on an agent's host: its exit code, and all that it printed.
+fn status(agent: &Agent, args: &[&str]) -> Result<(Option<i32>, String)> {
+    let mut command = agent.host.command(program("muster-agent")?);
+    let output = command.arg("status").args(args).arg("--data-dir").arg(&agent.data_dir).output()?;
+    let text = [output.stdout, output.stderr].concat();
+    Ok((output.status.code(), String::from_utf8_lossy(&text).into_owned()))
+}
+
+#[test]
+fn a_host_that_is_no_member_yet_says_so_and_is_waited_for() -> Result<()> {
+    let mut running = Running::start(Network::loopback(4), 3, None)?;
+    running.agents.iter_mut().for_each(Agent::kill);
+    let mut newcomer = running.newcomer(3, &[])?;
+    newcomer.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
+    let waited = running.member(&newcomer, &["wait", "--patience", "1"])?;
+    let said = String::from_utf8_lossy(&waited.stderr).into_owned();
+    ensure!(waited.status.code() == Some(1), "{said}");
+    ensure!(said.contains("this host is no member of a cluster yet"), "{said}");
+    ensure!(status(&newcomer, &[])?.0 == Some(0), "a status without a question");
+    let (code, said) = status(&newcomer, &["--ready"])?;
+    ensure!(code == Some(1) && said.contains("not ready: the node doesn't run"), "{said}");
+    for agent in &mut running.agents {
+        agent.start()?;
+    }
+    let (code, said) = status(&newcomer, &["--wait", "--timeout", "60"])?;
+    ensure!(code == Some(0), "{said}");
+    let (code, said) = status(&newcomer, &["--ready"])?;
+    ensure!(code == Some(0), "{said}");
+    running.wait_voter(&newcomer, 4)?;
+    running.member_done(&newcomer, &["wait"]).map(drop)
 }

@@ -7,6 +7,7 @@ mod killed;
 mod orders;
 mod retired;
 mod running;
+mod silent;
 mod tickets;
 mod upgrade;
 mod users;

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::{Network, skip, until};
+use muster_tests::harness::world::path_text;
+use muster_tests::harness::{Agent, Network, skip, until, until_told};
 use muster_tests::stock;
 
 use crate::running::{LIMIT, Running};
@@ -154,4 +155,90 @@ fn a_newcomer_comes_in_anothers_place() -> Result<()> {
     newcomer.start()?;
     running.wait_voter(&newcomer, 3)?;
     running.wait_intent("replace", "promoted")
+}
+
+/// Two tickets for one member's place are redeemed before an agent of the cluster acts on either.
+fn one_of_two_replaces(old_runs: bool, node: Option<&Path>) -> Result<()> {
+    let mut running = Running::start(Network::loopback(5), 3, node)?;
+    let old = running.agents.pop().context("a third agent")?;
+    let name = running.name(&old)?;
+    let tickets = until("discovery to know the members", LIMIT, || {
+        let ticket = |file: &str| running.ticket(file, &["--replace", &name]).ok();
+        ticket("first").zip(ticket("second"))
+    })?;
+    // Its node ends with it.
+    let mut old = old_runs.then_some(old);
+    running.agents.iter_mut().chain(&mut old).for_each(Agent::kill);
+    let mut newcomers = Vec::new();
+    for (host, ticket) in [(3, &tickets.0), (4, &tickets.1)] {
+        let mut newcomer = running.agent(host, ticket, &[]);
+        newcomer.start()?;
+        newcomer.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
+        newcomers.push(newcomer);
+    }
+    for agent in running.agents.iter_mut().chain(&mut old) {
+        agent.start()?;
+    }
+    let states = |running: &Running| {
+        let mut states: Vec<String> =
+            running.intents().ok()?.into_iter().map(|(_, state)| state).collect();
+        states.sort_unstable();
+        Some(states)
+    };
+    until_told("one to come and the other to be refused", LIMIT, || {
+        (states(&running)? == ["promoted", "refused"]).then_some(())
+    })
+    .with_context(|| format!("{:?} {:?}", running.intents(), running.members()))?;
+    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    let (mut refused, mut come) = (0, 0);
+    for newcomer in &mut newcomers {
+        if running.votes(newcomer) {
+            come += 1;
+            continue;
+        }
+        ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
+        let said = newcomer.output();
+        ensure!(said.contains("was removed by another operation"), "{said}");
+        refused += 1;
+    }
+    ensure!((come, refused) == (1, 1), "{come} have come, {refused} are refused");
+    Ok(())
+}
+
+#[test]
+fn of_two_newcomers_for_the_place_of_a_member_that_runs_one_comes() -> Result<()> {
+    one_of_two_replaces(true, None)
+}
+
+#[test]
+fn of_two_newcomers_for_the_place_of_a_dead_member_one_comes() -> Result<()> {
+    one_of_two_replaces(false, None)
+}
+
+#[test]
+fn of_two_newcomers_for_the_place_of_a_member_that_runs_etcd_3_4_one_comes() -> Result<()> {
+    stock::oldest().map_or(Ok(()), |etcd| one_of_two_replaces(true, Some(&etcd)))
+}
+
+/// Each program refuses the other one's peer protocol: such a newcomer would be a learner that never runs.
+#[test]
+fn a_host_with_stock_etcd_uses_no_ticket_of_a_cluster_of_muster_node() -> Result<()> {
+    let Some(etcd) = stock::oldest() else { return Ok(()) };
+    let running = Running::start(Network::loopback(4), 3, None)?;
+    until("discovery to know the members", LIMIT, || {
+        let shown = running.world.admin_json(&["cluster", "show", "demo"]).ok()?;
+        (shown["directory"]["confirmed"] == true).then_some(())
+    })?;
+    let ticket = running.ticket("other", &[])?;
+    let mut newcomer = running.agent(3, &ticket, &[]);
+    newcomer.options.args = vec!["--node-binary".to_owned(), path_text(&etcd)?.to_owned()];
+    newcomer.start()?;
+    ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
+    let said = newcomer.output();
+    ensure!(said.contains("would run etcd, and the cluster's members run muster-node"), "{said}");
+    ensure!(running.intents()?.is_empty(), "{:?}", running.intents());
+    // The ticket is still good.
+    newcomer.options.args.clear();
+    newcomer.start()?;
+    running.wait_voter(&newcomer, 4)
 }

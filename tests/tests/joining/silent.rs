@@ -1,0 +1,50 @@
+//! The agent beside the leader hangs, and its node goes on: another voter's agent does what is ordered.
+
+use anyhow::{Context, Result, ensure};
+use muster_tests::harness::process::{signal, tail};
+use muster_tests::harness::{Network, until};
+use rustix::process::Signal;
+
+use crate::running::{LIMIT, Running};
+
+/// Which of the founders leads.
+fn leader(running: &Running) -> Result<usize> {
+    let etcdctl = running.etcdctl()?;
+    until("a leader", LIMIT, || etcdctl.leader(&running.founders()))
+}
+
+#[test]
+fn an_order_to_remove_the_host_whose_agent_hangs_beside_the_leader_is_carried_out() -> Result<()> {
+    let mut running = Running::start(Network::loopback(3), 3, None)?;
+    let hung = leader(&running)?;
+    let name = running.name(&running.agents[hung])?;
+    let pid = running.agents[hung].process_id().context("an agent")?;
+    signal(pid, Signal::STOP);
+    let output = running.world.admin_output(&["intent", "remove", "demo", &name, "--wait"])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{said}\n{:?}", running.intents());
+    ensure!(running.members()?.len() == 2, "{:?}", running.members());
+    // Whoever waits reads which host is meant, and what to do there.
+    ensure!(said.contains(&format!("has to remove {name}")), "{said}");
+    let others = running.agents.iter().enumerate().filter(|(at, _)| *at != hung);
+    let took = others.filter(|(_, agent)| agent.output().contains("takes the leadership over"));
+    ensure!(took.count() == 1, "one of the others takes over, once");
+    // The removed host's agent finds out when it runs again.
+    signal(pid, Signal::CONT);
+    let removed = &mut running.agents[hung];
+    let code = removed.exit_code(LIMIT)?;
+    ensure!(code == 3, "the agent ended with {code}: {}", tail(&removed.output(), 25));
+    Ok(())
+}
+
+#[test]
+fn a_host_joins_though_the_agent_beside_the_leader_hangs() -> Result<()> {
+    let running = Running::start(Network::loopback(4), 3, None)?;
+    let hung = leader(&running)?;
+    let pid = running.agents[hung].process_id().context("an agent")?;
+    signal(pid, Signal::STOP);
+    let newcomer = running.newcomer(3, &[])?;
+    running.wait_voter(&newcomer, 4)?;
+    signal(pid, Signal::CONT);
+    running.wait_intent("join", "promoted")
+}
