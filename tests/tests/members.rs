@@ -122,6 +122,50 @@ fn replaces_a_failed_machine(program: &Path) -> Result<()> {
     writer.end(&machines.all[0].client_url)
 }
 
+/// The second of two replacements of one member: the member is gone, and not by this one.
+#[test]
+fn a_second_replacement_of_a_member_is_refused() -> Result<()> {
+    for program in programs()? {
+        let mut machines = Machines::three(&program, 5)?;
+        let (first, second) = (machines.one_more(), machines.one_more());
+        let url = |number: usize| machines.all[number].peer_url.clone();
+        let (first_url, second_url) = (url(first), url(second));
+        let list = machines.done(&["list"])?;
+        let members = list["members"].as_array().context("members")?;
+        let old = members.iter().find(|member| member["name"] == "n3").context("n3")?;
+        let id = old["id"].as_str().context("an id")?.to_owned();
+        let args = ["replace", &id, "n4", "--peer-urls", &first_url, "--patience", "60"];
+        let (_, text) = replace_until(&machines, &args, &["start "])?;
+        ensure!(text.contains("as a learner"), "{text}");
+        machines.join_by_list(first)?;
+        machines.done(&args)?;
+        // The first one is done, however often it is asked for again.
+        machines.done(&args)?;
+        let text = machines.refused(&["replace", &id, "n5", "--peer-urls", &second_url], 1)?;
+        ensure!(text.contains("another operation did"), "{text}");
+        ensure!(text.contains("\"kind\":\"refused\""), "{text}");
+        let list = machines.done(&["list"])?;
+        ensure!(list["members"].as_array().map(Vec::len) == Some(3), "{list}");
+    }
+    Ok(())
+}
+
+/// `member plan` says what the change itself is refused with, and both exit with 1.
+#[test]
+fn a_plan_refuses_what_is_no_peer_url_in_the_words_of_the_change() -> Result<()> {
+    let machines = Machines::three(&program("muster-node")?, 3)?;
+    for change in [&["add", "n4"][..], &["update", "n2"], &["replace", "n2", "n4"]] {
+        let change = [change, &["--peer-urls", "garbage"]].concat();
+        let sentence = "etcdserver: given member URLs are invalid: \\\"garbage\\\"";
+        let refused = machines.refused(&change, 1)?;
+        ensure!(refused.contains(sentence), "{refused}");
+        let planned = machines.output(&[&["plan"], &change[..]].concat())?;
+        let told = String::from_utf8_lossy(&planned.stdout).into_owned();
+        ensure!(planned.status.code() == Some(1) && told.contains(sentence), "{told}");
+    }
+    Ok(())
+}
+
 #[test]
 fn machines_are_cycled_one_by_one() -> Result<()> {
     let mut machines = Machines::three(&program("muster-node")?, 6)?;

@@ -132,7 +132,7 @@ const REPLACING: &str = "\
 The new member comes first, as a learner, so that at no time there are fewer copies than before. A
 failed one goes first where the cluster takes nobody in before that (one of three), and where the
 new one is to have its URL. Run it again after whatever happened: it reads the list of members and
-goes on where it stopped. The new member is started by you, with what this prints.
+goes on where it stopped. If something else has removed the old member meanwhile, it is refused. The new member is started by you, with what this prints.
 
   muster-agent member plan replace db-2 db-4 --peer-urls https://10.0.0.4:2380
   muster-agent member replace db-2 db-4 --peer-urls https://10.0.0.4:2380";

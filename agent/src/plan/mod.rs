@@ -249,6 +249,8 @@ pub(crate) enum Objection {
     },
     /// There is a learner already.
     TooManyLearners(String),
+    /// Not a peer URL, as etcd reads them.
+    BadUrl(String),
     /// Somebody else is there.
     UrlTaken(String),
     /// Somebody else is called so: a name would mean either. The cluster itself takes any name.

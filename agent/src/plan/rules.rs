@@ -10,6 +10,13 @@ fn quorum(voters: usize) -> usize {
 
 /// Why `wanted` would be refused.
 pub(super) fn objections(sight: &Sight, wanted: &Wanted) -> Vec<Objection> {
+    if let Wanted::Add { peer_urls, .. }
+    | Wanted::Update(_, peer_urls)
+    | Wanted::Replace { peer_urls, .. } = wanted
+        && let Some(bad) = peer_urls.iter().find(|url| !is_peer_url(url))
+    {
+        return vec![Objection::BadUrl(bad.clone())];
+    }
     match wanted {
         Wanted::Add { name, peer_urls, is_voter } => {
             let taken = name_taken(sight, name, peer_urls, None)
@@ -25,6 +32,26 @@ pub(super) fn objections(sight: &Sight, wanted: &Wanted) -> Vec<Objection> {
         Wanted::Replace { old, name, peer_urls } => {
             replace::objections(sight, *old, name, peer_urls)
         }
+    }
+}
+
+/// Whether etcd and `muster-node` take this for a peer URL: scheme, host and port, and no path.
+fn is_peer_url(text: &str) -> bool {
+    let Some((scheme, rest)) = text.trim().split_once("://") else { return false };
+    match scheme {
+        // Stock etcd takes sockets of its own host; muster-node says itself that it doesn't.
+        "unix" | "unixs" => !rest.is_empty(),
+        "http" | "https" => rest.rsplit_once(':').is_some_and(|(host, port)| {
+            let is_address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+            let is_host = match is_address {
+                Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+                None => {
+                    !host.is_empty() && !host.contains([':', '/', '?', '#', '@', ' ', '[', ']'])
+                }
+            };
+            is_host && port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok()
+        }),
+        _ => false,
     }
 }
 

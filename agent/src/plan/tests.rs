@@ -255,3 +255,30 @@ fn a_learner_that_nearly_has_it_all_tells_how_long_it_takes() {
     progress.look(seconds(9), 6_000);
     assert_eq!(progress.stalled(seconds(10)), seconds(7));
 }
+
+#[test]
+fn what_is_no_peer_url_is_refused_as_the_cluster_refuses_it() {
+    let sight = sight("VVV");
+    let add = |url: &str| Wanted::Add {
+        name: "new".to_owned(),
+        peer_urls: vec![url.to_owned()],
+        is_voter: false,
+    };
+    for bad in ["garbage", "", "https://h", "https://h:x", "ftp://h:1", "http://h:1/", "http://:1"]
+    {
+        for wanted in [
+            add(bad),
+            Wanted::Update(MemberId(2), vec![bad.to_owned()]),
+            replace_by(2, "new", vec![bad.to_owned()]),
+        ] {
+            let objections = plan(&sight, &wanted).objections;
+            let [Objection::BadUrl(url)] = objections.as_slice() else { panic!("{objections:?}") };
+            assert_eq!(url, bad);
+            let text = objections[0].to_string();
+            assert!(text.starts_with("etcdserver: given member URLs are invalid"), "{text}");
+        }
+    }
+    for good in ["https://h:1", "http://10.0.0.1:2380", "https://[::1]:2380", " https://h:1 "] {
+        assert_eq!(plan(&sight, &add(good)).objections, [], "{good}");
+    }
+}

@@ -73,6 +73,11 @@ impl fmt::Display for Objection {
                 "{who} is a learner already, and members that run without --max-learners take one \
                  at a time: promote or remove it first"
             ),
+            // In the cluster's words, and with what they leave out.
+            Self::BadUrl(url) => write!(
+                f,
+                "etcdserver: given member URLs are invalid: {url:?} is not https://HOST:PORT"
+            ),
             Self::UrlTaken(who) => write!(f, "{who} has that peer URL"),
             Self::NameTaken { name, id } => write!(
                 f,

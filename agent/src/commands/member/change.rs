@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
+use uuid::Uuid;
 
 use super::{Answers, Survey, find, wait};
 use crate::cli::{Add, MoveLeader, Promote, Remove, Update};
@@ -78,11 +79,21 @@ impl Session {
         change: &Change,
         answers: &Answers<'_, '_>,
     ) -> Result<Members, End> {
+        self.change_as(survey, change, *Uuid::new_v4().as_bytes(), answers).await
+    }
+
+    /// Makes a change under the name `operation`, by which the cluster carries it out once.
+    async fn change_as(
+        &self,
+        survey: &Survey,
+        change: &Change,
+        operation: [u8; 16],
+        answers: &Answers<'_, '_>,
+    ) -> Result<Members, End> {
         let start = Instant::now();
         let enough_answer = survey.sight().is_well();
         loop {
-            let planned_at = survey.members.configuration;
-            let carrying = Carrying { planned_at, ..Carrying::anew() };
+            let carrying = Carrying { operation, planned_at: survey.members.configuration };
             match self.cluster.carry_out(change, &carrying).await {
                 Err(ClusterError::Refused { text, .. })
                     if text.ends_with("unhealthy cluster")
@@ -100,16 +111,27 @@ impl Session {
     }
 
     /// Removes a member; if it leads, it hands over first.
-    pub(super) async fn remove(
+    async fn remove(
         &self,
         survey: &Survey,
         id: MemberId,
         answers: &Answers<'_, '_>,
     ) -> Result<Members, End> {
+        self.remove_as(survey, id, *Uuid::new_v4().as_bytes(), answers).await
+    }
+
+    /// Removes a member under the name `operation`, by which a later run knows who removed it.
+    pub(super) async fn remove_as(
+        &self,
+        survey: &Survey,
+        id: MemberId,
+        operation: [u8; 16],
+        answers: &Answers<'_, '_>,
+    ) -> Result<Members, End> {
         if survey.leader == Some(id) && survey.members.list.len() > 1 {
             hand_over(survey, None).await?;
         }
-        self.change(survey, &Change::Remove(id), answers).await
+        self.change_as(survey, &Change::Remove(id), operation, answers).await
     }
 
     /// The answer of a command that made several changes.
@@ -134,7 +156,7 @@ pub(super) async fn add(
     let survey = Survey::first(cluster, answers).await?;
     let session = Session::begin(&survey, typed.planned.plan_at)?;
     let planned = plan(&survey.sight(), &typed.wanted());
-    free_name(&planned)?;
+    refuse_at_once(&planned)?;
     answers.notes(&planned.warnings);
     let new = NewMember {
         peer_urls: typed.peer_urls.clone(),
@@ -165,10 +187,19 @@ pub(super) async fn add(
     answers.give(&done, text)
 }
 
-/// The cluster would take a second member of a name, and people would mean either by it.
-pub(super) fn free_name(plan: &Plan) -> Result<(), End> {
-    let taken = plan.objections.iter().find(|it| matches!(it, Objection::NameTaken { .. }));
-    taken.map_or(Ok(()), |taken| Err(End::Usage(taken.to_string())))
+/// Refuses what needs no cluster to be refused, in the words of `member plan`. The cluster would take a
+/// second member of a name, and people would mean either by it.
+pub(super) fn refuse_at_once(plan: &Plan) -> Result<(), End> {
+    for objection in &plan.objections {
+        match objection {
+            Objection::NameTaken { .. } => return Err(End::Usage(objection.to_string())),
+            Objection::BadUrl(_) => {
+                return Err(End::Cluster(Kind::Refused, format!("refused: {objection}")));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Variables that a new member is started with, as etcd and `muster-node` read them.
@@ -235,8 +266,9 @@ pub(super) async fn update(
     let survey = Survey::first(cluster, answers).await?;
     let session = Session::begin(&survey, typed.planned.plan_at)?;
     let id = find(&survey.members.list, &typed.member)?.id;
-    let wanted = Wanted::Update(id, typed.peer_urls.clone());
-    answers.notes(&plan(&survey.sight(), &wanted).warnings);
+    let planned = plan(&survey.sight(), &Wanted::Update(id, typed.peer_urls.clone()));
+    refuse_at_once(&planned)?;
+    answers.notes(&planned.warnings);
     let change = Change::Update(id, typed.peer_urls.clone());
     let members = session.change(&survey, &change, answers).await?;
     answers.give(&Done::of(id, &members), || {

@@ -1,13 +1,16 @@
 //! `member replace`: what comes next is asked after every step, of the list of members alone.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::change::{Session, environment, free_name, print_environment};
+use discovery_types::digest::Digest;
+
+use super::change::{Session, environment, print_environment, refuse_at_once};
 use super::wait::{self, Watch};
 use super::{Answers, Survey, find};
 use crate::cli::Replace;
 use crate::cluster::{Change, Cluster, MemberId, NewMember};
-use crate::exit::End;
+use crate::exit::{End, Kind};
 use crate::plan::{Next, next, plan};
 
 /// Runs it.
@@ -18,19 +21,29 @@ pub(super) async fn run(
 ) -> Result<(), End> {
     let first = Survey::first(cluster, answers).await?;
     let old = old(&first, typed)?;
+    let operation = operation(first.members.cluster_id, old, &typed.peer_urls);
     let session = Session::begin(&first, typed.planned.plan_at)?;
     if first.members.of_id(old).is_some() {
         let plan = plan(&first.sight(), &typed.wanted(old));
-        free_name(&plan)?;
+        refuse_at_once(&plan)?;
         answers.notes(&plan.warnings);
     }
     let patience = Duration::from_secs(typed.patience.patience);
     let mut start = Watch::new(patience);
     let mut told = false;
     let mut survey = first;
+    let mut removed_here = false;
     loop {
         let there = survey.members.of_id(old).map(|member| member.id);
-        match next(&survey.sight(), there, &typed.peer_urls) {
+        let next = next(&survey.sight(), there, &typed.peer_urls);
+        if there.is_none() && !removed_here && !matches!(next, Next::Done(_)) {
+            let members = &survey.members;
+            removed_here = survey.cluster.has_removed(old, &operation, members).await?;
+            if !removed_here {
+                return Err(removed_elsewhere(&survey, typed, old));
+            }
+        }
+        match next {
             Next::Add => {
                 let new = NewMember {
                     peer_urls: typed.peer_urls.clone(),
@@ -64,7 +77,9 @@ pub(super) async fn run(
                     typed.peer_urls.join(",")
                 );
                 answers.note(&interrupted);
-                session.remove(&survey, id, answers).await?;
+                survey.cluster.announce_removal(id, &operation, &survey.members).await?;
+                session.remove_as(&survey, id, operation, answers).await?;
+                removed_here = true;
                 answers.note(&format!("{id} is removed"));
             }
             Next::Done(id) => {
@@ -75,6 +90,41 @@ pub(super) async fn run(
         }
         survey = survey.again().await?;
     }
+}
+
+/// The name of the removal that a replacement makes: a later run of this command gives it the same
+/// name, and another replacement of the same member another one.
+fn operation(cluster_id: u64, old: MemberId, peer_urls: &[String]) -> [u8; 16] {
+    let urls = peer_urls.iter().cloned().collect::<BTreeSet<_>>();
+    let urls = urls.into_iter().collect::<Vec<_>>().join(",");
+    let (cluster_id, old) = (cluster_id.to_be_bytes(), old.0.to_be_bytes());
+    let digest =
+        Digest::of_parts(&[b"muster-member-replace-1", &cluster_id, &old, urls.as_bytes()]);
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest.as_bytes()[..16]);
+    id
+}
+
+/// The old member is gone, and not by this replacement: a new one would be one member more.
+fn removed_elsewhere(survey: &Survey, typed: &Replace, old: MemberId) -> End {
+    let Replace { name, peer_urls, .. } = typed;
+    let urls = peer_urls.join(",");
+    let next = match survey.members.of_peer_urls(peer_urls) {
+        Some(new) => format!(
+            "{name} is in the list as a learner ({}): muster-agent member remove {0} takes it out, \
+             member promote {0} makes the cluster larger",
+            new.id
+        ),
+        None => format!(
+            "If one member more is meant: muster-agent member add {name} --peer-urls {urls}"
+        ),
+    };
+    let text = format!(
+        "{old} is no member of this cluster, and this replacement has not removed it: another \
+         operation did, or the id is wrong. {name} would be one member more, so nothing was changed. \
+         {next}"
+    );
+    End::Cluster(Kind::Refused, text)
 }
 
 /// Who is replaced. Once it is gone, only its id says who that was: a name could be mistyped.
