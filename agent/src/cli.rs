@@ -207,6 +207,15 @@ pub(crate) struct Status {
     /// Where state lies.
     #[command(flatten)]
     pub data_dir: DataDir,
+    /// Exit with 1 unless the node is ready to serve.
+    #[arg(long)]
+    pub ready: bool,
+    /// Wait until the node is ready to serve; exit with 1 if it isn't in time.
+    #[arg(long)]
+    pub wait: bool,
+    /// For how long --wait waits.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, requires = "wait")]
+    pub timeout: u64,
     /// For programs.
     #[arg(long)]
     pub json: bool,

@@ -95,7 +95,11 @@ impl Report {
         let tell = async |status: &NodeStatus| {
             let members = self.node().list().await.ok();
             if let Some(members) = &members {
-                self.seen.send_replace(members.list.clone());
+                self.seen.send_if_modified(|seen| {
+                    let is_news = *seen != members.list;
+                    seen.clone_from(&members.list);
+                    is_news
+                });
             }
             let answer = self.once(status, members.as_ref()).await;
             told.replace(members.map(|members| members.list).unwrap_or_default());

@@ -40,7 +40,7 @@ use crate::report::Report;
 use crate::settings::Settings;
 use crate::state::journal::{self, signed_record};
 use crate::state::node_dir::Tombstone;
-use crate::state::{Layout, node_dir};
+use crate::state::{Layout, known, node_dir};
 use crate::status::{Board, NodeStatus, Phase};
 use crate::steward::{Statements, Steward};
 use crate::supervisor::{
@@ -114,7 +114,7 @@ struct Known {
 impl Known {
     fn at_start(protocol: &Protocol) -> Self {
         Self {
-            members: watch::Sender::new(Vec::new()),
+            members: watch::Sender::new(known::read(&protocol.layout)),
             hint: Arc::default(),
             statements: watch::Sender::new(protocol.keepsakes.statements.clone()),
         }
@@ -379,14 +379,15 @@ async fn attend(
     protocol: &mut Protocol,
     plan: &Plan,
     board: &Board,
-    known: &Known,
+    found: &Known,
 ) -> Result<Outcome, End> {
     let layout = protocol.layout.clone();
     let mut ran = protocol.agent.journal.start == Start::Ran;
     let renewal = plan.renewal(protocol, board);
     let mut leaves = plan.leaves.clone();
-    let mut chores = Box::pin(chores(plan, protocol, board, known));
-    let mut statements = known.statements.subscribe();
+    let mut chores = Box::pin(chores(plan, protocol, board, found));
+    let mut statements = found.statements.subscribe();
+    let mut members = found.members.subscribe();
     let mut supervision = std::pin::pin!(supervision);
     loop {
         let renewed = async {
@@ -409,11 +410,17 @@ async fn attend(
                 plan.renewed(new.clone(), protocol, board);
                 leaves = new;
                 // They speak to the node with the new ones.
-                chores.set(self::chores(plan, protocol, board, known));
+                chores.set(self::chores(plan, protocol, board, found));
             }
             Ok(()) = statements.changed() => {
                 let longer = statements.borrow_and_update().clone();
                 keep_statements(longer, protocol);
+            }
+            Ok(()) = members.changed() => {
+                let newest = members.borrow_and_update().clone();
+                if let Err(error) = known::write(&layout, &newest) {
+                    tracing::warn!("the list of members can't be written down: {}", chain(&error));
+                }
             }
             never = &mut chores, if ran => match never {},
         }

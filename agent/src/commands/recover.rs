@@ -153,18 +153,21 @@ impl Host {
     fn read(layout: &Layout) -> Result<Self, End> {
         let none = || {
             End::Failed(format!(
-                "{} holds no member of a cluster: there is nothing to recover",
+                "{} holds no member of a cluster: this host was never one, so there is nothing to \
+                 recover. Run this on a host that was a member; this one joins the new cluster \
+                 afterwards, with a ticket",
                 layout.root().display()
             ))
         };
         let (_, loaded) = journal::read(layout).map_err(state_end)?.ok_or_else(none)?;
         let join = loaded.keepsakes.join.as_ref().ok_or_else(none)?;
-        let chain_of =
-            StatementChain::verify_from_pin(&loaded.keepsakes.statements, &join.statement)
-                .map_err(|error| End::DoNotRestart(chain(&error)))?;
+        // A host that has only asked to join has no document, and no statements that could be verified.
         if loaded.document.is_none() {
             return Err(none());
         }
+        let chain_of =
+            StatementChain::verify_from_pin(&loaded.keepsakes.statements, &join.statement)
+                .map_err(|error| End::DoNotRestart(chain(&error)))?;
         Ok(Self { loaded, chain: chain_of })
     }
 

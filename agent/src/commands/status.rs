@@ -1,11 +1,15 @@
 //! `status`: what the agent and the node are doing, from the files, the locks, and the node itself.
 
+use std::io::Write;
+use std::time::Duration;
+
 use discovery_types::text::printable;
 use serde::Serialize;
+use tokio::time::{Instant, sleep};
 
 use crate::cli;
 use crate::cluster::{ClusterError, NodeStatus, status_at};
-use crate::commands::member;
+use crate::commands::member::{self, Peers};
 use crate::door::Door;
 use crate::exit::{End, chain};
 use crate::health::Health;
@@ -15,6 +19,9 @@ use crate::state::{self, Layout, StateError, lock};
 use crate::status::Status;
 use crate::supervisor::process::Identity;
 use crate::tail;
+
+/// How often --wait looks whether the node is ready.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// What `--json` prints: the agent's own words, and what was found out just now.
 #[derive(Debug, Serialize)]
@@ -27,8 +34,9 @@ pub(crate) struct Report {
     pub node_health: Option<Health>,
     /// Why it could not be asked.
     pub node_health_error: Option<String>,
-    /// Who is missing and what to do, if too few members answer for the cluster to serve.
-    pub no_quorum: Option<String>,
+    /// What this host sees of the other members, while its node isn't ready.
+    #[serde(flatten)]
+    pub peers: Peers,
     /// What its own log last complained of, while it runs and isn't ready.
     pub node_complaint: Option<String>,
     /// The tombstone, if the cluster has removed this member.
@@ -42,19 +50,75 @@ pub(crate) struct Report {
 pub(crate) async fn run(typed: &cli::Status, printer: &mut Printer<'_>) -> Result<(), End> {
     let layout = Layout::look(&typed.data_dir.data_dir)
         .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
-    if !layout.root().is_dir() {
-        return Err(End::Failed(format!(
-            "{}: no such folder; say where the state lies with --data-dir",
-            layout.root().display()
-        )));
-    }
-    let report = look(&layout).await.map_err(|error| End::Failed(chain(&error)))?;
+    let limit = Duration::from_secs(if typed.wait { typed.timeout } else { 0 });
+    let report = wait_ready(&layout, limit).await?;
     let text = if typed.json {
         serde_json::to_string_pretty(&report).map_err(|error| End::Failed(error.to_string()))?
     } else {
         for_people(&report)
     };
-    printer.line(&text).map_err(|error| End::Failed(error.to_string()))
+    printer.line(&text).map_err(|error| End::Failed(error.to_string()))?;
+    match report.why_not_ready() {
+        Some(why) if typed.ready || typed.wait => Err(End::Failed(format!("not ready: {why}"))),
+        _ => Ok(()),
+    }
+}
+
+/// Looks until the node is ready, or never will be, or `limit` is over; gives what was seen last. Says
+/// on standard error what it waits for.
+async fn wait_ready(layout: &Layout, limit: Duration) -> Result<Report, End> {
+    let start = Instant::now();
+    let mut said = None;
+    loop {
+        let left = limit.saturating_sub(start.elapsed());
+        let why = if layout.root().is_dir() {
+            let report = look(layout).await.map_err(|error| End::Failed(chain(&error)))?;
+            let why = report.why_not_ready();
+            if why.is_none() || report.removed.is_some() || left.is_zero() {
+                return Ok(report);
+            }
+            why
+        } else {
+            let root = layout.root().display();
+            let why = format!("{root}: no such folder; say where the state lies with --data-dir");
+            if left.is_zero() {
+                return Err(End::Failed(why));
+            }
+            Some(why)
+        };
+        if said != why {
+            let line = why.as_deref().map(printable).unwrap_or_default();
+            // A reader that has gone away misses nothing that the exit code doesn't say.
+            let _ = writeln!(std::io::stderr(), "waiting: {line}");
+            said = why;
+        }
+        sleep(LOOK_EVERY.min(left)).await;
+    }
+}
+
+impl Report {
+    /// Why the node doesn't serve, if it doesn't.
+    fn why_not_ready(&self) -> Option<String> {
+        if let Some(removed) = &self.removed {
+            return Some(removed.clone());
+        }
+        match (&self.node_health, self.node_pid) {
+            (Some(health), _) if health.ready => None,
+            (Some(health), _) => Some(health.says.replace('\n', "; ")),
+            (None, Some(_)) => Some(self.node_health_error.clone().unwrap_or_default()),
+            (None, None) => {
+                let doing = self.status.as_ref();
+                let doing =
+                    doing.map(|s| phrase(s.phase.as_str(), first_line(s.reason.as_deref())));
+                let doing = doing.map(|text| format!("; its agent: {text}")).unwrap_or_default();
+                Some(format!("the node doesn't run{doing}"))
+            }
+        }
+    }
+}
+
+fn first_line(text: Option<&str>) -> Option<&str> {
+    text.and_then(|text| text.lines().next())
 }
 
 async fn look(layout: &Layout) -> Result<Report, StateError> {
@@ -63,14 +127,14 @@ async fn look(layout: &Layout) -> Result<Report, StateError> {
     let tombstone = removal::known(layout)?;
     let node_pid = running_node(layout)?;
     let door = status.as_ref().and_then(|status| Door::of_agent(layout, status));
-    let mut no_quorum = None;
+    let mut peers = Peers::default();
     let (node_health, node_health_error) = match (node_pid, door) {
         (Some(_), Some(Ok(door))) => {
             let own = status_at(&door).await;
             let health = ask(&door, &own).await;
-            // Who doesn't answer is not asked again.
+            // A node that doesn't answer is not asked for its peers.
             if own.is_ok() && !health.as_ref().is_ok_and(|health| health.ready) {
-                no_quorum = member::no_quorum(&door).await;
+                peers = member::peers(&door).await;
             }
             health.map_or_else(|why| (None, Some(why)), |health| (Some(health), None))
         }
@@ -83,7 +147,7 @@ async fn look(layout: &Layout) -> Result<Report, StateError> {
         _ => None,
     };
     Ok(Report {
-        no_quorum,
+        peers,
         node_complaint,
         agent_running: lock::holder(&layout.agent_lock())?.is_some(),
         node_pid,
@@ -126,13 +190,23 @@ fn for_people(report: &Report) -> String {
     };
     let status = report.status.as_ref();
     line("agent", Some(agent_line(report)));
-    line("doing", status.map(|s| phrase(s.phase.as_str(), s.reason.as_deref())));
+    let reason = status.and_then(|s| s.reason.as_deref());
+    line("doing", status.map(|s| phrase(s.phase.as_str(), first_line(reason))));
+    // What a reason quotes of the node's log stands in lines of its own.
+    for quoted in reason.into_iter().flat_map(|reason| reason.lines().skip(1)) {
+        line("", Some(quoted.trim().to_owned()));
+    }
     line("removed", report.removed.clone());
     line("cluster", status.and_then(cluster_line));
     line("member", status.and_then(member_line));
     line("node", Some(node_line(report)));
     line("health", health_line(report));
-    line("quorum", report.no_quorum.clone());
+    line("quorum", report.peers.no_quorum.clone());
+    for silent in &report.peers.silent {
+        line("silent", Some(silent.clone()));
+    }
+    let leader = report.peers.leader.as_ref();
+    line("leader", leader.map(|leader| format!("{leader}, as a member that answers says")));
     line("node says", report.node_complaint.clone());
     for explain in status.map(|s| s.explain.as_slice()).unwrap_or_default() {
         line("missing", Some(explain.clone()));

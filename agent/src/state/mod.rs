@@ -6,6 +6,7 @@
 
 pub mod archive;
 pub mod journal;
+pub(crate) mod known;
 pub mod lock;
 pub mod node_dir;
 
@@ -139,6 +140,11 @@ impl Layout {
     /// The list for the node's `--muster-document`.
     pub fn member_document(&self) -> PathBuf {
         self.agent().join("members.json")
+    }
+
+    /// The list of members that the cluster confirmed last.
+    pub fn known_members(&self) -> PathBuf {
+        self.agent().join("known-members.json")
     }
 
     /// Certificates and the node's key.

@@ -163,21 +163,33 @@ impl Supervisor<'_> {
 
     /// What a death means: the pause before the next start, or the end.
     fn judge(&self, died: &NodeEnd, death: &str, then: AfterDeath) -> Result<Duration, End> {
-        let last = tail::last_lines(&self.layout.node_log(), LAST_LINES).join("\n  ");
-        let with_log = |text: String| {
-            if last.is_empty() { text } else { format!("{text}\nits last lines:\n  {last}") }
+        let log = self.layout.node_log();
+        let last = tail::last_lines(&log, LAST_LINES);
+        let last: Vec<String> = last.iter().map(|line| tail::sentence(line)).collect();
+        // The reason and the next step come first: whoever reads only one line has both.
+        let with_log = |reason: String| {
+            let last = if last.is_empty() {
+                String::new()
+            } else {
+                "\n  ".to_owned() + &last.join("\n  ")
+            };
+            format!(
+                "{reason}. Mend that, then start this agent again. The node's log is {}{}{last}",
+                log.display(),
+                if last.is_empty() { "" } else { ", and ends with:" }
+            )
         };
         match (died, then) {
-            (NodeEnd::Exited(NODE_DO_NOT_RESTART), _) => Err(End::DoNotRestart(with_log(
-                "the node asks not to be started again (exit code 3)".to_owned(),
-            ))),
+            (NodeEnd::Exited(NODE_DO_NOT_RESTART), _) => Err(End::DoNotRestart(with_log(format!(
+                "the node asks not to be started again ({death})"
+            )))),
             (NodeEnd::CannotExecute, _) => Err(End::Failed(format!(
                 "{} can't be executed (exit code {CANNOT_EXECUTE}); see --node-binary",
                 self.node.path.display()
             ))),
             (_, AfterDeath::GiveUp { quick_deaths }) => Err(End::Failed(with_log(format!(
-                "the node died {quick_deaths} times in a row within {} s of its start, last with \
-                 {death}",
+                "the node can't run: {death} ({quick_deaths} deaths in a row, each within {} s of \
+                 its start)",
                 policy::QUICK.as_secs()
             )))),
             (_, AfterDeath::Restart { after }) => Ok(after),

@@ -84,7 +84,8 @@ fn a_host_whose_node_is_down_finds_the_members_that_came_after_it() -> Result<()
 /// `muster-agent status` on an agent's host: its exit code, and all that it printed.
 fn status(agent: &Agent, args: &[&str]) -> Result<(Option<i32>, String)> {
     let mut command = agent.host.command(program("muster-agent")?);
-    let output = command.arg("status").args(args).arg("--data-dir").arg(&agent.data_dir).output()?;
+    let output =
+        command.arg("status").args(args).arg("--data-dir").arg(&agent.data_dir).output()?;
     let text = [output.stdout, output.stderr].concat();
     Ok((output.status.code(), String::from_utf8_lossy(&text).into_owned()))
 }

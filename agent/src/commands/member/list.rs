@@ -27,6 +27,8 @@ struct Row<'a> {
     applied_index: Option<u64>,
     /// Entries that the leader has and this member hasn't applied.
     behind: Option<u64>,
+    /// Who leads, as this member says itself.
+    leader: Option<String>,
     version: Option<&'a str>,
 }
 
@@ -51,6 +53,7 @@ fn row<'a>(survey: &Survey, member: &'a Member, said: &'a Result<NodeStatus, Str
         term: status.map(|status| status.raft_term),
         applied_index: status.map(|status| status.applied_index),
         behind: status.and_then(|status| survey.behind(status)),
+        leader: status.and_then(|status| status.leader).map(|id| id.to_string()),
         version: status.map(|status| status.version.as_str()),
     }
 }
@@ -70,7 +73,7 @@ fn for_people(survey: &Survey, list: &List<'_>) -> String {
             (Some(why), _) => why.to_owned(),
             (None, Some(0)) => "in sync".to_owned(),
             (None, Some(behind)) => format!("{behind} entries behind"),
-            (None, None) => "no leader is known".to_owned(),
+            (None, None) => names_leader(survey, row),
         };
         let (peers, clients) = (member.peer_urls.join(","), member.client_urls.join(","));
         lines.push(format!(
@@ -86,4 +89,12 @@ fn for_people(survey: &Survey, list: &List<'_>) -> String {
 /// shift the columns that scripts split at spaces.
 fn shown_name(member: &Member) -> &str {
     if member.name.is_empty() { "-" } else { &member.name }
+}
+
+/// What a member says of its leader, which is not heard of here.
+fn names_leader(survey: &Survey, row: &Row<'_>) -> String {
+    let Some(leader) = &row.leader else { return "knows no leader".to_owned() };
+    let mut named = survey.members.list.iter();
+    let name = named.find(|member| member.id.to_string() == *leader).map_or("", |it| &it.name);
+    format!("says that {name} ({leader}) leads, which doesn't answer here")
 }

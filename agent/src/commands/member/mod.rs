@@ -19,7 +19,7 @@ use crate::door::{Door, Identity};
 use crate::exit::{End, Kind, chain};
 use crate::plan::Warning;
 use crate::printer::Printer;
-use crate::state::{self, Layout, journal};
+use crate::state::{self, Layout, journal, known};
 use crate::status::Status;
 
 /// Runs `member` with the verb that was typed.
@@ -45,8 +45,12 @@ fn explain_missing_scheme(end: End, access: &Access) -> End {
 }
 
 async fn run_verb(typed: &MemberCommand, printer: &mut Printer<'_>) -> Result<(), End> {
-    let cluster = cluster(&typed.access)?;
     let mut answers = Answers { printer, json: typed.access.json };
+    if let Verb::Wait(wait) = &typed.verb {
+        let patience = Duration::from_secs(wait.patience.patience);
+        return wait::all_well(&typed.access, patience, &mut answers).await;
+    }
+    let cluster = cluster(&typed.access)?;
     match &typed.verb {
         Verb::List => list::run(&cluster, &mut answers).await,
         Verb::Plan(typed) => plan::run(&cluster, typed, &mut answers).await,
@@ -55,10 +59,7 @@ async fn run_verb(typed: &MemberCommand, printer: &mut Printer<'_>) -> Result<()
         Verb::Update(update) => change::update(&cluster, update, &mut answers).await,
         Verb::Remove(remove) => change::remove(&cluster, remove, &mut answers).await,
         Verb::Replace(replace) => replace::run(&cluster, replace, &mut answers).await,
-        Verb::Wait(typed) => {
-            let patience = Duration::from_secs(typed.patience.patience);
-            wait::all_well(&cluster, patience, &mut answers).await
-        }
+        Verb::Wait(_) => Ok(()),
         Verb::MoveLeader(to) => change::move_leader(&cluster, to, &mut answers).await,
     }
 }
@@ -92,15 +93,26 @@ pub(crate) fn cluster(access: &Access) -> Result<Cluster, End> {
     Ok(Cluster::new(doors.map_err(usage)?))
 }
 
-/// This host's own node first; the others that its agent knows of where that one can't answer, as a
-/// learner can't.
+/// This host's own node first. Where that one can't answer, as a learner can't, the members that the
+/// cluster listed last, and then those that the journal knows.
 fn own(layout: &Layout) -> Result<Cluster, End> {
-    let mut doors = vec![own_door(layout)?];
+    let own = Cluster::new(vec![own_door(layout)?]);
     let identity = Identity::own(&layout.tls()).map_err(usage)?;
     let loaded = journal::read(layout).map_err(|error| End::Failed(chain(&error)))?;
-    let urls = loaded.iter().flat_map(|(_, loaded)| loaded.client_urls());
-    doors.extend(urls.filter_map(|url| Door::of_member(&url, Some(&identity)).ok()));
-    Ok(Cluster::new(doors))
+    let listed = known::read(layout).into_iter().flat_map(|member| member.client_urls);
+    let urls = listed.chain(loaded.iter().flat_map(|(_, loaded)| loaded.client_urls()));
+    let doors = urls.filter_map(|url| Door::of_member(&url, Some(&identity)).ok());
+    Ok(own.joined(&Cluster::new(doors.collect())))
+}
+
+/// What this host's agent does, where its cluster has given it no certificate yet.
+fn not_a_member_yet(layout: &Layout, status: &Status) -> Option<String> {
+    if layout.tls().join("client.crt").exists() {
+        return None;
+    }
+    let (phase, reason) = (status.phase.as_str(), status.reason.as_deref());
+    let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+    Some(format!("this host is no member of a cluster yet; its agent is {phase}{reason}"))
 }
 
 fn own_door(layout: &Layout) -> Result<Door, End> {
@@ -113,6 +125,9 @@ fn own_door(layout: &Layout) -> Result<Door, End> {
     };
     let read = state::read(&layout.status()).map_err(|error| End::Failed(chain(&error)))?;
     let status: Option<Status> = read.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    if let Some(why) = status.as_ref().and_then(|status| not_a_member_yet(layout, status)) {
+        return Err(End::Failed(why));
+    }
     let door = status.as_ref().and_then(|status| Door::of_agent(layout, status));
     door.ok_or_else(unknown)?.map_err(usage)
 }
@@ -140,9 +155,25 @@ impl From<ClusterError> for End {
     }
 }
 
-/// Who is missing and what to do, if too few members answer whoever asks at this door.
-pub(crate) async fn no_quorum(door: &Door) -> Option<String> {
-    Survey::why_silent(&Cluster::new(vec![door.clone()])).await
+/// What a host sees of its node's peers.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Peers {
+    /// Who is missing and what to do, if too few members answer for the cluster to serve.
+    pub no_quorum: Option<String>,
+    /// The members that don't answer this host, each with the reason.
+    #[serde(rename = "silent_members")]
+    pub silent: Vec<String>,
+    /// Who leads, as a member that answers says.
+    pub leader: Option<String>,
+}
+
+/// Asks the members that the node at this door remembers.
+pub(crate) async fn peers(door: &Door) -> Peers {
+    let Some(survey) = Survey::remembered(&Cluster::new(vec![door.clone()])).await else {
+        return Peers::default();
+    };
+    let (silent, leader) = survey.silent();
+    Peers { no_quorum: survey.sight().no_quorum(), silent, leader }
 }
 
 /// Where a verb's answer goes.

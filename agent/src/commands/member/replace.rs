@@ -37,11 +37,8 @@ pub(super) async fn run(
         let there = survey.members.of_id(old).map(|member| member.id);
         let next = next(&survey.sight(), there, &typed.peer_urls);
         if there.is_none() && !removed_here && !matches!(next, Next::Done(_)) {
-            let members = &survey.members;
-            removed_here = survey.cluster.has_removed(old, &operation, members).await?;
-            if !removed_here {
-                return Err(removed_elsewhere(&survey, typed, old));
-            }
+            must_be_own_removal(&survey, typed, old, &operation).await?;
+            removed_here = true;
         }
         match next {
             Next::Add => {
@@ -103,6 +100,19 @@ fn operation(cluster_id: u64, old: MemberId, peer_urls: &[String]) -> [u8; 16] {
     let mut id = [0; 16];
     id.copy_from_slice(&digest.as_bytes()[..16]);
     id
+}
+
+/// Refuses to go on in the place of `old`, which is gone, unless `operation` has removed it.
+async fn must_be_own_removal(
+    survey: &Survey,
+    typed: &Replace,
+    old: MemberId,
+    operation: &[u8; 16],
+) -> Result<(), End> {
+    match survey.cluster.has_removed(old, operation, &survey.members).await? {
+        true => Ok(()),
+        false => Err(removed_elsewhere(survey, typed, old)),
+    }
 }
 
 /// The old member is gone, and not by this replacement: a new one would be one member more.

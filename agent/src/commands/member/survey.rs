@@ -65,8 +65,13 @@ impl Survey {
 
     /// Who is missing, by the list that any member remembers.
     pub(super) async fn why_silent(cluster: &Cluster) -> Option<String> {
+        Self::remembered(cluster).await?.sight().no_quorum()
+    }
+
+    /// What the members say that any member remembers, though nobody may lead.
+    pub(super) async fn remembered(cluster: &Cluster) -> Option<Self> {
         let members = cluster.remembered().await.ok()?;
-        Self::asking(cluster, members).await.sight().no_quorum()
+        Some(Self::asking(cluster, members).await)
     }
 
     /// The same again. The cluster may be between two leaders meanwhile: it is given some time.
@@ -98,6 +103,18 @@ impl Survey {
             Seen { member: member.clone(), state }
         };
         Sight { members: self.each().map(see).collect(), leader: self.leader }
+    }
+
+    /// The members that don't answer, each with the reason; and who leads, where a member that answers
+    /// says so.
+    pub(super) fn silent(&self) -> (Vec<String>, Option<String>) {
+        let sight = self.sight();
+        let silent = sight.members.iter().zip(&self.said).filter_map(|(seen, said)| {
+            let why = said.as_ref().err()?;
+            Some(format!("{} ({}): {why}", seen.label(), seen.member.id))
+        });
+        let leader = self.leader.and_then(|id| sight.of_id(id)).map(Seen::label);
+        (silent.collect(), leader)
     }
 
     /// What a member is, in a word.

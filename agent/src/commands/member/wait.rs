@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::{Answers, Survey};
+use crate::cli::Access;
 use crate::cluster::{Cluster, MemberId};
 use crate::exit::End;
 use crate::plan::{IN_SYNC_ENTRIES, Pace, Progress, State};
@@ -103,18 +104,27 @@ fn pace(label: &str, pace: Pace) -> String {
 }
 
 /// `member wait`: until all members have answered and been in sync, for as long as a change of
-/// members asks for.
+/// members asks for. Who the members are is read anew at each look: meanwhile they may be replaced, and
+/// this host may become one of them.
 pub(super) async fn all_well(
-    cluster: &Cluster,
+    access: &Access,
     patience: Duration,
     answers: &mut Answers<'_, '_>,
 ) -> Result<(), End> {
     let mut watch = Watch::new(patience);
     let mut well_since: Option<Instant> = None;
+    let mut reached = Cluster::new(Vec::new());
     loop {
-        let trouble = match Survey::of(cluster).await {
-            Ok(survey) => trouble(&survey),
-            Err(error) => Some(error.to_string()),
+        let trouble = match super::cluster(access) {
+            Ok(cluster) => match Survey::of(&cluster.joined(&reached)).await {
+                Ok(survey) => {
+                    reached = survey.cluster.clone();
+                    trouble(&survey)
+                }
+                Err(error) => Some(error.to_string()),
+            },
+            Err(End::Failed(why)) => Some(why),
+            Err(end) => return Err(end),
         };
         let Some(trouble) = trouble else {
             let since = *well_since.get_or_insert_with(Instant::now);
@@ -128,7 +138,7 @@ pub(super) async fn all_well(
         let elapsed = watch.elapsed();
         watch.wait(answers, elapsed, || trouble.clone()).await?;
     }
-    super::list::run(cluster, answers).await
+    super::list::run(&reached, answers).await
 }
 
 /// Who isn't well.

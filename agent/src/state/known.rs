@@ -1,0 +1,87 @@
+//! The list of members that the cluster confirmed last, for a later search for the cluster.
+//!
+//! The founders may all have been replaced, and this host may have moved since it joined: then neither
+//! its journal nor its own node leads to the cluster, and this file does. The file is a hint. Whoever
+//! answers at these addresses has to prove by its certificate that it belongs to the cluster, so a file
+//! that is missing, damaged or of a newer version only makes the search longer.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Layout, StateError};
+use crate::cluster::{Member, MemberId};
+
+/// The layout of the file.
+const VERSION: u64 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    version: u64,
+    members: Vec<Entry>,
+}
+
+/// A member, as the cluster listed it.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    /// Hexadecimal.
+    id: String,
+    name: String,
+    peer_urls: Vec<String>,
+    client_urls: Vec<String>,
+    is_learner: bool,
+}
+
+impl From<&Member> for Entry {
+    fn from(member: &Member) -> Self {
+        let Member { id, name, peer_urls, client_urls, is_learner } = member.clone();
+        Self { id: id.to_string(), name, peer_urls, client_urls, is_learner }
+    }
+}
+
+impl Entry {
+    fn member(self) -> Option<Member> {
+        let Self { id, name, peer_urls, client_urls, is_learner } = self;
+        Some(Member { id: id.parse::<MemberId>().ok()?, name, peer_urls, client_urls, is_learner })
+    }
+}
+
+/// Makes the list durable.
+pub(crate) fn write(layout: &Layout, members: &[Member]) -> Result<(), StateError> {
+    let file = File { version: VERSION, members: members.iter().map(Entry::from).collect() };
+    let text = serde_json::to_vec_pretty(&file).expect("plain structs always serialise");
+    Ok(muster_files::replace(&layout.known_members(), &text)?)
+}
+
+/// The list as it was written last; empty if it can't be read.
+pub(crate) fn read(layout: &Layout) -> Vec<Member> {
+    let bytes = super::read(&layout.known_members()).ok().flatten();
+    let file: Option<File> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let file = file.filter(|file| file.version == VERSION);
+    file.map(|file| file.members.into_iter().filter_map(Entry::member).collect())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_list_is_read_again_and_a_damaged_one_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        assert_eq!(read(&layout), []);
+        let member = Member {
+            id: MemberId(0xabc),
+            name: "db-1".to_owned(),
+            peer_urls: vec!["https://10.0.0.1:2380".to_owned()],
+            client_urls: vec!["https://10.0.0.1:2379".to_owned()],
+            is_learner: true,
+        };
+        write(&layout, std::slice::from_ref(&member)).unwrap();
+        assert_eq!(read(&layout), [member]);
+        std::fs::write(layout.known_members(), "{\"version\":2,\"members\":[]}").unwrap();
+        assert_eq!(read(&layout), []);
+        std::fs::write(layout.known_members(), "junk").unwrap();
+        assert_eq!(read(&layout), []);
+    }
+}
