@@ -20,7 +20,8 @@ fn an_order_to_remove_the_host_whose_agent_hangs_beside_the_leader_is_carried_ou
     let name = running.name(&running.agents[hung])?;
     let pid = running.agents[hung].process_id().context("an agent")?;
     signal(pid, Signal::STOP);
-    let output = running.world.admin_output(&["intent", "remove", "demo", &name, "--wait"])?;
+    let order = ["intent", "remove", "demo", &name, "--yes", "--wait"];
+    let output = running.world.admin_output(&order)?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{said}\n{:?}", running.intents());
     ensure!(running.members()?.len() == 2, "{:?}", running.members());

@@ -1,0 +1,88 @@
+//! `docs/differences.md`: its tables of configurations that only one of both programs starts with.
+//! What stands in backticks in a row's first cell is what such a configuration has in it, or has not
+//! where "without" stands before it.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+
+/// Which program refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    RefusedHere,
+    RefusedByEtcd,
+}
+
+const HEADINGS: [(&str, Direction); 2] = [
+    ("### Refused here", Direction::RefusedHere),
+    ("### Refused by etcd only", Direction::RefusedByEtcd),
+];
+
+struct Row {
+    direction: Direction,
+    line: String,
+    parts: Vec<Part>,
+}
+
+/// Something that a configuration has in it.
+struct Part {
+    text: String,
+    /// It must be missing.
+    is_missing: bool,
+}
+
+/// The rows of both tables.
+pub(crate) struct Differences(Vec<Row>);
+
+impl Differences {
+    pub(crate) fn read(text: &str) -> Result<Self> {
+        let mut direction = None;
+        let mut rows = Vec::new();
+        for line in text.lines() {
+            if line.starts_with("##") {
+                let known = HEADINGS.iter().find(|(heading, _)| *heading == line);
+                direction = known.map(|(_, direction)| *direction);
+            }
+            let (Some(direction), Some(cells)) = (direction, line.strip_prefix("| ")) else {
+                continue;
+            };
+            let first = cells.split(" | ").next().unwrap_or_default();
+            let parts = parts(first);
+            if !parts.is_empty() {
+                rows.push(Row { direction, line: line.to_owned(), parts });
+            }
+        }
+        for (heading, direction) in HEADINGS {
+            let has_rows = rows.iter().any(|row| row.direction == direction);
+            ensure!(has_rows, "docs/differences.md has no rows below {heading:?}");
+        }
+        Ok(Self(rows))
+    }
+
+    /// The row that speaks of a configuration.
+    pub(crate) fn row(&self, direction: Direction, case: &str) -> Option<usize> {
+        self.0.iter().position(|row| {
+            let fits = |part: &Part| case.contains(&part.text) != part.is_missing;
+            row.direction == direction && row.parts.iter().all(fits)
+        })
+    }
+
+    /// Rows of which no configuration was an example.
+    pub(crate) fn unused(&self, used: &BTreeSet<usize>) -> Vec<String> {
+        let rows = self.0.iter().enumerate().filter(|(n, _)| !used.contains(n));
+        rows.map(|(_, row)| {
+            format!("docs/differences.md: no configuration of cases.txt shows {}", row.line)
+        })
+        .collect()
+    }
+}
+
+fn parts(cell: &str) -> Vec<Part> {
+    let pieces: Vec<&str> = cell.split('`').collect();
+    let part = |pair: &[&str]| {
+        let [before, text] = pair else { return None };
+        let is_missing = before.trim_end().ends_with("without");
+        Some(Part { text: (*text).to_owned(), is_missing })
+    };
+    pieces.chunks_exact(2).filter_map(part).collect()
+}

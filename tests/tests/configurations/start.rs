@@ -1,0 +1,235 @@
+//! One start of a program: until it answers on its addresses, or has ended.
+
+use std::fmt;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use muster_tests::harness::{Host, Network};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use tempfile::TempDir;
+
+use crate::cases::{Case, Way};
+
+/// Programs that start at once: most of a start is waiting for a disk or an election.
+const AT_ONCE: usize = 24;
+const CLIENT_PORT: u16 = 2379;
+const PEER_PORT: u16 = 2380;
+/// A program that neither answers nor ends within this time fails the test.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long one look at an address waits for an answer.
+const LOOK: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(20);
+/// Addresses that one start has.
+const ADDRESSES: usize = 3;
+
+/// What is to be started.
+pub(crate) struct Start {
+    pub(crate) program: PathBuf,
+    pub(crate) case: Case,
+    pub(crate) way: Way,
+}
+
+/// What became of a start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Started,
+    Ended {
+        /// `None`: by a signal.
+        code: Option<i32>,
+        output: String,
+    },
+}
+
+impl Outcome {
+    pub(crate) fn says(&self, words: &str) -> bool {
+        matches!(self, Self::Ended { output, .. } if output.contains(words))
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Ended { code, output } = self else { return f.write_str("starts") };
+        let last: Vec<&str> = output.lines().rev().take(3).collect();
+        write!(f, "ends with {code:?}: {}", last.join(" / "))
+    }
+}
+
+/// Where programs are started: a folder with certificates, and networks that lend addresses.
+pub(crate) struct Starts {
+    folder: TempDir,
+    networks: Mutex<Vec<Network>>,
+    /// Addresses that no start has had.
+    free: Mutex<Vec<IpAddr>>,
+}
+
+impl Starts {
+    pub(crate) fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        write_certificates(&folder)?;
+        Ok(Self { folder, networks: Mutex::default(), free: Mutex::default() })
+    }
+
+    /// Runs all of them, some at once; their outcomes in the same order.
+    pub(crate) fn run(&self, starts: Vec<Start>) -> Result<Vec<Outcome>> {
+        let count = starts.len();
+        let waiting = Mutex::new(starts.into_iter().enumerate());
+        let ended: Mutex<Vec<(usize, Result<Outcome>)>> = Mutex::default();
+        std::thread::scope(|scope| {
+            for _ in 0..AT_ONCE.min(count) {
+                scope.spawn(|| {
+                    loop {
+                        let next = waiting.lock().expect("no thread panics").next();
+                        let Some((n, start)) = next else { break };
+                        let outcome = self.start(&start);
+                        ended.lock().expect("no thread panics").push((n, outcome));
+                    }
+                });
+            }
+        });
+        let mut ended = ended.into_inner().expect("no thread panics");
+        ended.sort_by_key(|(n, _)| *n);
+        ended.into_iter().map(|(_, outcome)| outcome).collect()
+    }
+
+    fn addresses(&self) -> Result<[IpAddr; ADDRESSES]> {
+        let mut free = self.free.lock().expect("no thread panics");
+        if free.len() < ADDRESSES {
+            let network = Network::loopback(240);
+            free.extend(network.hosts.iter().map(|host: &Host| host.address));
+            self.networks.lock().expect("no thread panics").push(network);
+        }
+        let first = free.len() - ADDRESSES;
+        let taken: Vec<IpAddr> = free.drain(first..).collect();
+        taken.try_into().ok().context("a network has enough addresses")
+    }
+
+    fn start(&self, start: &Start) -> Result<Outcome> {
+        let own = tempfile::tempdir_in(self.folder.path())?;
+        let [ip, ip2, other] = self.addresses()?;
+        let fill = |text: String| {
+            let path = |name: &str| self.folder.path().join(name).display().to_string();
+            text.replace("{ip}", &ip.to_string())
+                .replace("{ip2}", &ip2.to_string())
+                .replace("{other}", &other.to_string())
+                .replace("{dir}", &own.path().display().to_string())
+                .replace("{cert}", &path("leaf.crt"))
+                .replace("{key}", &path("leaf.key"))
+                .replace("{cert2}", &path("other.crt"))
+                .replace("{key2}", &path("other.key"))
+                .replace("{ca}", &path("ca.crt"))
+        };
+        let mut command = Command::new(&start.program);
+        command.env_clear().current_dir(own.path()).stdin(Stdio::null());
+        match start.way {
+            Way::Flags => {
+                command.args(start.case.arguments().into_iter().map(fill));
+            }
+            Way::Environment => {
+                let variables = start.case.variables().into_iter();
+                command.envs(variables.map(|(name, value)| (name, fill(value))));
+            }
+            Way::File => {
+                let path = own.path().join("etcd.conf.yml");
+                fs_err::write(&path, fill(start.case.file()))?;
+                command.arg("--config-file").arg(path);
+            }
+        }
+        let log = own.path().join("log");
+        let output = fs_err::File::create(&log)?.into_parts().0;
+        command.stdout(output.try_clone()?).stderr(output);
+        let mut child = Running(command.spawn().context("starting a program")?);
+        let mut silent = vec![SocketAddr::new(ip, PEER_PORT)];
+        if !start.case.has_other_members() {
+            silent.push(SocketAddr::new(ip, CLIENT_PORT));
+        }
+        let ended = child.until_it_answers(silent).with_context(|| {
+            format!("{} by {:?}: {}", start.program.display(), start.way, start.case.text())
+        })?;
+        Ok(match ended {
+            Some(status) => {
+                Outcome::Ended { code: status.code(), output: fs_err::read_to_string(&log)? }
+            }
+            None => Outcome::Started,
+        })
+    }
+}
+
+/// A process that ends with this value.
+struct Running(Child);
+
+impl Running {
+    /// Waits until each address has answered, or the process has ended.
+    fn until_it_answers(&mut self, mut silent: Vec<SocketAddr>) -> Result<Option<ExitStatus>> {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(Some(status));
+            }
+            silent.retain(|address| !answers(*address));
+            if silent.is_empty() {
+                return Ok(self.0.try_wait()?);
+            }
+            if began.elapsed() > PATIENCE {
+                bail!("it neither answers on {silent:?} nor ends");
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether a program takes connections there. A single one may be closed with the socket of a program
+/// that ends; then the next one is refused.
+fn answers(address: SocketAddr) -> bool {
+    reacts(address) && reacts(address)
+}
+
+/// Whether a request that is none of the protocol's gets an answer, or the connection is closed.
+fn reacts(address: SocketAddr) -> bool {
+    let Ok(mut stream) = TcpStream::connect_timeout(&address, LOOK) else { return false };
+    let sent = stream
+        .set_read_timeout(Some(LOOK))
+        .and_then(|()| stream.write_all(b"GET /version HTTP/1.0\r\nHost: localhost\r\n\r\n"));
+    if sent.is_err() {
+        return false;
+    }
+    // The first byte of an answer is enough, and so is an orderly close.
+    match stream.read_exact(&mut [0; 1]) {
+        Ok(()) => true,
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => true,
+        Err(error) => error.kind() == ErrorKind::ConnectionReset,
+    }
+}
+
+fn write_certificates(folder: &TempDir) -> Result<()> {
+    let mut authority = CertificateParams::new(Vec::new())?;
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority_key = KeyPair::generate()?;
+    let authority_pem = authority.self_signed(&authority_key)?.pem();
+    let issuer = Issuer::new(authority, authority_key);
+    fs_err::write(folder.path().join("ca.crt"), authority_pem)?;
+    for name in ["leaf", "other"] {
+        let key = KeyPair::generate()?;
+        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let mut leaf = CertificateParams::new(names)?;
+        leaf.extended_key_usages = vec![
+            rcgen::ExtendedKeyUsagePurpose::ServerAuth,
+            rcgen::ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        let pem = leaf.signed_by(&key, &issuer)?.pem();
+        fs_err::write(folder.path().join(format!("{name}.crt")), pem)?;
+        fs_err::write(folder.path().join(format!("{name}.key")), key.serialize_pem())?;
+    }
+    Ok(())
+}
