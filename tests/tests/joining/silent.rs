@@ -26,7 +26,7 @@ fn an_order_to_remove_the_host_whose_agent_hangs_beside_the_leader_is_carried_ou
     ensure!(output.status.success(), "{said}\n{:?}", running.intents());
     ensure!(running.members()?.len() == 2, "{:?}", running.members());
     // Whoever waits reads which host is meant, and what to do there.
-    ensure!(said.contains(&format!("has to remove {name}")), "{said}");
+    ensure!(said.contains(&format!("beside the cluster's leader, {name} (")), "{said}");
     let others = running.agents.iter().enumerate().filter(|(at, _)| *at != hung);
     let took = others.filter(|(_, agent)| agent.output().contains("takes the leadership over"));
     ensure!(took.count() == 1, "one of the others takes over, once");
