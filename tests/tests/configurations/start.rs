@@ -144,7 +144,7 @@ impl Starts {
         command.stdout(output.try_clone()?).stderr(output);
         let mut child = Running(command.spawn().context("starting a program")?);
         let mut silent = vec![SocketAddr::new(ip, PEER_PORT)];
-        if !start.case.has_other_members() {
+        if start.case.serves_soon() {
             silent.push(SocketAddr::new(ip, CLIENT_PORT));
         }
         let ended = child.until_it_answers(silent).with_context(|| {
