@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build release demo test kubernetes verify audit sim explore fuzz-etcd fuzz mutants bench clean
+.PHONY: help setup build release demo test kubernetes clients verify audit sim explore fuzz-etcd fuzz mutants bench clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ test: ## every test: unit, store, simulation, exploration, end to end
 
 kubernetes: release ## Kubernetes' own tests of its storage, on muster-node: SERVER=… for another program, ARGS='-run …' (needs Go)
 	@scripts/test-kubernetes $(ARGS)
+
+clients: release ## etcd's own test suites on muster-node, an hour or more: SUITE=common|e2e|robustness; SERVER=… for another program, ARGS='-test.run …' (needs Go)
+	@for suite in $(or $(SUITE),common e2e robustness); do scripts/test-etcd $$suite $(ARGS) || failed="$$failed $$suite"; done; \
+	  [ -z "$$failed" ] || { echo "make clients: failed:$$failed"; exit 1; }
 
 verify: ## what a reviewer runs: unused dependencies, each crate on its own, the release build's lints, then the tests (with format, lints, docs)
 	@scripts/setup verify
