@@ -449,6 +449,15 @@ mod tests {
     }
 
     #[test]
+    fn a_voter_that_begins_as_a_learner_serves_as_a_voter() {
+        let waits = Member { vote_when_ready: true, ..member(9, true) };
+        let table = MemberTable::new([member(1, false), waits, member(3, true)]);
+        assert!(table.is_learner(MemberId(9)) && !table.serves_as_learner(MemberId(9)));
+        assert!(table.serves_as_learner(MemberId(3)));
+        assert!(!table.serves_as_learner(MemberId(1)) && !table.serves_as_learner(MemberId(7)));
+    }
+
+    #[test]
     fn a_vote_more_takes_members_that_have_started() {
         let unstarted = |id, is_learner| Member { name: String::new(), ..member(id, is_learner) };
         let others = [member(1, false), unstarted(2, false), unstarted(3, false), member(4, true)];

@@ -136,6 +136,13 @@ impl MemberTable {
         self.member(id).is_some_and(|member| member.is_learner)
     }
 
+    /// Whether the member of this id refuses what etcd's learners refuse. A voter that counts as a learner
+    /// until it has caught up was added as a voter: whoever added it expects answers of it.
+    #[must_use]
+    pub fn serves_as_learner(&self, id: MemberId) -> bool {
+        self.member(id).is_some_and(|member| member.is_learner && !member.vote_when_ready)
+    }
+
     /// Whether the member of this id was removed.
     #[must_use]
     pub fn was_removed(&self, id: MemberId) -> bool {

@@ -251,7 +251,7 @@ impl Context {
     /// Whether a call may go ahead, by what came with it.
     pub(crate) fn admit(&self, metadata: &MetadataMap, is_for_learners: bool) -> Result<(), Error> {
         let me = MemberId(self.identity.member_id);
-        if !is_for_learners && self.members.borrow().is_learner(me) {
+        if !is_for_learners && self.members.borrow().serves_as_learner(me) {
             return Err(Error::NotSupportedForLearner);
         }
         if requires_leader(metadata) && !self.has_leader() {
