@@ -49,7 +49,15 @@ fn what_can_be_understood_but_not_followed_is_a_usage_error_too() {
             ],
             "--auto-tls is not supported",
         ),
-        (&["--peer-client-cert-file=c"], "give --peer-cert-file and --peer-key-file"),
+        (
+            &[
+                "--peer-client-cert-file=c",
+                "--listen-peer-urls=https://127.0.0.1:1",
+                "--initial-advertise-peer-urls=https://127.0.0.1:1",
+                "--initial-cluster=default=https://127.0.0.1:1",
+            ],
+            "--peer-client-cert-file is not supported",
+        ),
         (&["--logger=capnslog"], "for flag -logger: it must be one of zap"),
         (&["--muster-document=/no/such/file"], "--muster-document"),
     ] {
