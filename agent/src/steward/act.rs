@@ -26,7 +26,7 @@ impl Steward {
             (intent.errand(), step, change)
             && let Err(error) = self.node.announce_removal(*old, &operation, members).await
         {
-            return self.wait(intent, &causes(&error));
+            return self.wait(intent, &causes(&error)).await;
         }
         let carrying = Carrying { operation, planned_at: members.configuration };
         match self.node.carry_out(change, &carrying).await {
@@ -40,7 +40,7 @@ impl Steward {
                 if step == Step::Add {
                     seen.added_before = true;
                 } else {
-                    self.wait(intent, &text);
+                    self.wait(intent, &text).await;
                 }
             }
             Err(ClusterError::Refused { text, .. }) if may_pass(&text) => {
@@ -52,11 +52,7 @@ impl Steward {
                 self.tell(intent, outcome).await;
             }
             // Looked at again, with the list as it is then.
-            Err(error) => {
-                let why = causes(&error);
-                self.wait(intent, &why);
-                self.explain(intent.operation, &why).await;
-            }
+            Err(error) => self.wait(intent, &causes(&error)).await,
         }
     }
 
@@ -81,8 +77,7 @@ impl Steward {
                 format!("{text}: no answer from {}", names.collect::<Vec<_>>().join(", "))
             }
         };
-        self.wait(intent, &why);
-        self.explain(intent.operation, &why).await;
+        self.wait(intent, &why).await;
     }
 
     /// The members that don't answer.
@@ -121,7 +116,7 @@ impl Steward {
         let departure = match self.node.has_removed(old, &operation, members).await {
             Ok(true) => Departure::Own,
             Ok(false) => Departure::Foreign,
-            Err(error) => return self.wait(intent, &causes(&error)),
+            Err(error) => return self.wait(intent, &causes(&error)).await,
         };
         self.seen.entry(intent.operation).or_default().departure = departure;
     }
@@ -137,15 +132,16 @@ impl Steward {
         for heir in members.list.iter().filter(|heir| !heir.is_learner && heir.id != own.id) {
             if self.node.status_of(heir).await.is_ok() {
                 match self.node.move_leader(own, heir.id).await {
-                    Ok(()) => return self.wait(intent, &format!("{} leads now", heir.id)),
-                    Err(error) => self.wait(intent, &causes(&error)),
+                    Ok(()) => return self.log_wait(intent, &format!("{} leads now", heir.id)),
+                    Err(error) => self.wait(intent, &causes(&error)).await,
                 }
             }
         }
     }
 }
 
-fn label(member: &Member) -> String {
+/// Names a member to people: by its name and id, or by its peer URLs where its node has not started.
+pub(super) fn label(member: &Member) -> String {
     if member.is_started() {
         format!("{} ({})", member.name, member.id)
     } else {

@@ -74,7 +74,7 @@ struct Seen {
     /// By whom the member that is to be replaced was removed.
     departure: Departure,
     said: String,
-    /// What discovery was told last of why it waits, and when.
+    /// The reason to wait that discovery was told last, and when.
     explained: Option<(String, Instant)>,
 }
 
@@ -221,8 +221,7 @@ impl Steward {
                      over",
                     rival.subject
                 );
-                self.wait(intent, &why);
-                self.explain(intent.operation, &why).await;
+                self.wait(intent, &why).await;
                 continue;
             }
             // One step may take seconds where a member is silent: the others still see this agent live.
@@ -270,12 +269,8 @@ impl Steward {
         self.seen.insert(intent.operation, seen);
         let leads = status.member_id == leader;
         match act {
-            Act::Wait(why) => {
-                self.wait(intent, &why);
-                if leads {
-                    self.explain(intent.operation, &why).await;
-                }
-            }
+            Act::Wait(why) if leads => self.wait(intent, &why).await,
+            Act::Wait(why) => self.log_wait(intent, &why),
             Act::HandOver => self.hand_over(intent, members, status).await,
             Act::Tell(outcome) => self.tell(intent, outcome).await,
             Act::Change(change, step) => self.change(intent, &change, step, members).await,
@@ -283,7 +278,7 @@ impl Steward {
         }
     }
 
-    /// What is known of an intent to the agent of `own`, where `leader` leads.
+    /// The facts on which the agent of `own` decides about an intent, where `leader` leads.
     fn sight<'a>(
         &self,
         intent: &'a VerifiedIntent,
@@ -326,7 +321,14 @@ impl Steward {
         }
     }
 
-    fn wait(&mut self, intent: &VerifiedIntent, why: &str) {
+    /// Logs why an intent waits, and lets people know who look at it in discovery.
+    async fn wait(&mut self, intent: &VerifiedIntent, why: &str) {
+        self.log_wait(intent, why);
+        self.explain(intent.operation, why).await;
+    }
+
+    /// Logs each new reason why an intent waits.
+    fn log_wait(&mut self, intent: &VerifiedIntent, why: &str) {
         let seen = self.seen.entry(intent.operation).or_default();
         if seen.said != why {
             tracing::info!(operation = %intent.operation, "{} waits: {why}", intent.verb);
@@ -343,7 +345,7 @@ impl Steward {
         match self.client.report_outcome(self.cluster, intent.operation, &request).await {
             Ok(_) => tracing::info!(operation = %intent.operation, "{} is {state}", intent.verb),
             Err(error) => {
-                self.wait(intent, &format!("discovery doesn't hear of it: {}", causes(&error)))
+                self.log_wait(intent, &format!("discovery doesn't hear of it: {}", causes(&error)))
             }
         }
     }

@@ -20,6 +20,7 @@ use discovery_types::intent::VerifiedIntent;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use super::act::label;
 use super::decide::Act;
 use super::{Seen, Steward};
 use crate::cluster::{Member, MemberId, Members, NodeStatus, Stored};
@@ -34,7 +35,7 @@ const SILENT_AFTER: Duration = Duration::from_secs(15);
 /// How often one agent asks for the leadership for the sake of one intent.
 const MOST_TAKEOVERS: u32 = 3;
 
-/// What the agent beside the leader leaves in the store.
+/// The sign of life that the agent beside the leader leaves in the cluster's store.
 #[derive(Debug, Serialize, Deserialize)]
 struct Sign {
     version: u32,
@@ -57,7 +58,7 @@ impl Sign {
     }
 }
 
-/// What this agent knows of the agent beside the leader, and what it did about that.
+/// Observations of the agent beside the leader, and the takeovers that followed from them.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     /// The leader, the revision of its agent's newest sign, and since when that is the newest.
@@ -108,10 +109,6 @@ fn patience(members: &Members, leader: MemberId, own: MemberId) -> Option<Durati
     heirs.sort_unstable();
     let rank = heirs.iter().position(|id| *id == own)?;
     Some(SILENT_AFTER * u32::try_from(rank + 1).unwrap_or(u32::MAX))
-}
-
-fn label(member: &Member) -> String {
-    format!("{} ({})", member.name, member.id)
 }
 
 impl Steward {
@@ -168,20 +165,20 @@ impl Steward {
         let ids: Vec<OperationId> = movable.iter().map(|intent| intent.operation).collect();
         self.watch.tried(&ids);
         self.write_sign(own.id).await?;
-        let (leads, heir) = (label(leads), label(own));
+        let (silent, heir) = (label(leads), label(own));
         tracing::warn!(
-            "the agent beside the leader, {leads}, has left no sign for {} s: this host's member \
+            "the agent beside the leader, {silent}, has left no sign for {} s: this host's member \
              takes the leadership over",
             silence.as_secs()
         );
-        let moved = self.node.move_leader(members.of_id(leader).unwrap_or(own), own.id).await;
+        let moved = self.node.move_leader(leads, own.id).await;
         let became = match &moved {
             Ok(()) => format!("{heir} has taken the leadership over"),
             Err(error) => format!("{heir} can't take the leadership over: {}", causes(error)),
         };
         for intent in &movable {
             let why = format!(
-                "the agent of {leads}, which led, has done nothing for {} s: look there with \
+                "the agent of {silent}, which led, has done nothing for {} s: look there with \
                  systemctl status muster-agent and muster-agent status; {became}",
                 silence.as_secs()
             );

@@ -1,4 +1,4 @@
-//! What is done about an intent in each situation.
+//! Tests of the decision about an intent, one for each situation.
 
 use discovery_types::api::IntentState::{Added, Open};
 use discovery_types::digest::{Digest, Nonce};
@@ -227,7 +227,7 @@ fn a_newcomer_that_leads_is_told_of_by_others() {
     assert_eq!(by(OWN, newcomer).decide(), promoted);
     assert!(matches!(by(newcomer, newcomer).decide(), Act::Wait(_)));
     assert!(matches!(by(MemberId(2), OWN).decide(), Act::Wait(_)));
-    // It makes what changes are left, which are its own node's.
+    // An agent whose node leads makes the changes that are left: those of its own node.
     let members = with_newcomer(two(Some(7)), &world, true);
     let by = |own, leader| Sight { told, own, leader, ..sight(&intent, Added, &members) };
     assert!(matches!(by(newcomer, newcomer).decide(), Act::Change(..)));
