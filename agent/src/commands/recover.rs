@@ -287,8 +287,9 @@ fn next_steps(made: &Made) -> String {
     format!(
         "Made cluster {} with member {} of the data of member {}. Now:\n\
          1. here: muster-agent run (as before; no bundle is needed). If this host has another address now:\n\
-         muster-agent run --advertise-address ADDRESS, and once it runs: muster-agent member update {} \n\
-         --peer-urls https://ADDRESS:2380. The agent tells discovery of the new cluster\n\
+         muster-agent run --advertise-address ADDRESS, and once it runs:\n\
+         muster-agent member update {} --peer-urls https://ADDRESS:2380\n\
+         The agent tells discovery of the new cluster\n\
          2. on each other host, one at a time: muster-agent reset --yes, then muster-agent run with a join\n\
          ticket (muster-discovery token create --kind join): the agent here adds it as a learner and\n\
          promotes it. A member of the old cluster that comes back is refused: its cluster id is another.",
