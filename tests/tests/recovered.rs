@@ -1,4 +1,4 @@
-//! What operators do with a cluster after they have recovered it: its members move, others join, one
+//! Operations on a cluster that was recovered: its members move, others join, one
 //! is replaced, one goes. `docs/recovery.md` is run as it stands.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -107,7 +107,7 @@ fn followed(world: &World, id: &str) -> Result<()> {
     .with_context(|| format!("{last} is not {id}"))
 }
 
-/// What the agent of `db-1` has printed.
+/// The output of the agent of `db-1`.
 fn first_log(world: &World) -> String {
     fs_err::read_to_string(world.path("db-1.log")).unwrap_or_default()
 }
@@ -395,4 +395,39 @@ fn a_newcomer_asks_the_cluster_where_a_person_says_that_it_is() -> Result<()> {
     first.start()?;
     settled(&world, &first, 2)?;
     serve(&world, &[&first.host, &newcomer.host])
+}
+
+/// A backup from before the recovery is restored after it: discovery knows the lost cluster only, until
+/// the survivor's agent shows it the recovery again. Then a newcomer joins the recovered cluster.
+#[test]
+fn discovery_that_a_restore_made_forget_the_recovery_follows_it_again() -> Result<()> {
+    let mut world = World::start(Network::loopback(4), WorldOptions::default())?;
+    let homes = world.network.hosts.clone();
+    let (mut agents, _) = formed(&world)?;
+    let (postgres, ledger) = (world.postgres_dir(), world.path("discovery-ledger"));
+    let backup = world.path("backup");
+    let places = ["--managed-postgres", path_text(&postgres)?, "--ledger", path_text(&ledger)?];
+    world.admin_command(&[&["backup", "--out", path_text(&backup)?], &places[..]].concat())?;
+    for agent in agents.values_mut() {
+        agent.terminate(LIMIT)?;
+    }
+    let mut survivor = agents.remove("db-1").context("a first machine")?;
+    let id = make(&world, &survivor)?;
+    survivor.start()?;
+    followed(&world, &id)?;
+
+    world.stop_discovery()?;
+    fs_err::remove_dir_all(&ledger)?;
+    fs_err::rename(&postgres, world.path("postgres-of-today"))?;
+    world.admin_command(&[&["restore", "--from", path_text(&backup)?], &places[..]].concat())?;
+    world.start_discovery()?;
+    until_told("an owner's word", LIMIT, || world.admin_command(&["db", "accept", "--yes"]).ok())?;
+    // An agent reports again within two minutes, and at its start.
+    survivor.kill();
+    survivor.start()?;
+    followed(&world, &id).with_context(|| tail(&survivor.output(), 30))?;
+    let mut joining = newcomer(&world, "db-4", &homes[SIZE])?;
+    joining.start()?;
+    settled(&world, &survivor, 2)?;
+    serve(&world, &[&survivor.host, &joining.host])
 }
