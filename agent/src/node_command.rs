@@ -238,7 +238,7 @@ fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
 }
 
 impl NodeKind {
-    /// As discovery is told.
+    /// The name of this program in the API of discovery.
     pub(crate) fn program(self) -> NodeProgram {
         match self {
             Self::Muster => NodeProgram::MusterNode,

@@ -1,4 +1,4 @@
-//! What the agent says to the service manager that started it (systemd's `Type=notify`).
+//! Messages of the agent to the service manager that started it (systemd's `Type=notify`).
 //!
 //! An agent is ready once it holds its data directory and works on: a cluster may take hours to
 //! form, and a unit that waited for that would run into its start time-out. Phase and reason follow

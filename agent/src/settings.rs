@@ -110,7 +110,7 @@ impl Settings {
     }
 }
 
-/// What was typed with --cluster-address, as clients' URLs.
+/// The addresses given with --cluster-address, as clients' URLs.
 fn cluster_addresses(typed: &[String]) -> Result<Vec<NodeUrl>, End> {
     if typed.len() > MAX_CLUSTER_ADDRESSES {
         let most = MAX_CLUSTER_ADDRESSES;

@@ -70,7 +70,7 @@ impl Cluster {
         Self { doors }
     }
 
-    /// This cluster, by the doors of `other` as well.
+    /// The same cluster, reached through the doors of `other` as well.
     pub(crate) fn joined(&self, other: &Self) -> Self {
         let mut joined = self.clone();
         for door in &other.doors {

@@ -34,7 +34,7 @@ pub(crate) struct Report {
     pub node_health: Option<Health>,
     /// Why it could not be asked.
     pub node_health_error: Option<String>,
-    /// What this host sees of the other members, while its node isn't ready.
+    /// The other members, as far as they answer this host; asked for only while its node isn't ready.
     #[serde(flatten)]
     pub peers: Peers,
     /// What its own log last complained of, while it runs and isn't ready.
@@ -192,7 +192,7 @@ fn for_people(report: &Report) -> String {
     line("agent", Some(agent_line(report)));
     let reason = status.and_then(|s| s.reason.as_deref());
     line("doing", status.map(|s| phrase(s.phase.as_str(), first_line(reason))));
-    // What a reason quotes of the node's log stands in lines of its own.
+    // Quotations of the node's log within a reason get lines of their own.
     for quoted in reason.into_iter().flat_map(|reason| reason.lines().skip(1)) {
         line("", Some(quoted.trim().to_owned()));
     }

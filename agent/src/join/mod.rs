@@ -50,7 +50,7 @@ pub(crate) enum Joined {
     Stopped,
 }
 
-/// What the operator of a newcomer's host decides.
+/// Settings of a joining host that its operator decides.
 pub(crate) struct JoiningHost {
     /// The program that this host runs as its node.
     pub program: NodeProgram,

@@ -311,7 +311,7 @@ pub(crate) fn ended(
     })
 }
 
-/// What a person should look at.
+/// Competing recoveries, one sentence each with the next step.
 pub(crate) fn alarms(cluster: &Cluster) -> Vec<String> {
     let split = |split: &formation::service::Split| {
         format!(

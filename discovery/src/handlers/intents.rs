@@ -31,7 +31,7 @@ use crate::error::ApiError;
 use crate::forming::statement_allows;
 use crate::intents::{Joining, Reader};
 
-/// What a newcomer says beside its envelope.
+/// The query of a newcomer's request to join.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct JoinQuery {
     /// Which program its host runs as its node. Older agents don't say it.

@@ -22,15 +22,15 @@ pub(super) struct Lineage {
 /// How a chain that somebody shows relates to the one that is followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
-    /// It is the followed chain, or the beginning of it.
+    /// The shown chain is the followed one, or the beginning of it.
     Known,
-    /// It goes on where the followed chain ends.
+    /// The shown chain goes on where the followed one ends.
     Longer(Lineage),
-    /// It leaves the followed chain at `number`, counted from 1.
+    /// The shown chain leaves the followed one at `number`, counted from 1.
     Competing {
         /// Number of the first recovery that differs.
         number: usize,
-        /// The statement there.
+        /// The statement with that number in the shown chain.
         jws: Jws,
     },
 }

@@ -113,7 +113,7 @@ impl App {
     }
 }
 
-/// What a person does about two recoveries of one cluster.
+/// The next step for a person whose cluster has two competing recoveries.
 const CONTEST_NEXT: &str = "Keep one of the two. To keep the followed one, stop the other one's \
     nodes, run `muster-agent reset --yes` on their hosts, and let these join by tickets. To keep the \
     other one, keep clients away from the followed one, and make certificates with \
@@ -135,17 +135,17 @@ fn other_recovery(jws: &Jws) -> String {
     claims.map_or_else(|_| "-".to_owned(), |recovery| recovery.is.cluster_id)
 }
 
-/// What people are shown of a cluster's recoveries.
+/// A cluster's recoveries, as people are shown them.
 #[derive(Debug, Default)]
 pub(crate) struct RecoveryView {
     /// Raft cluster that the last recovery made, in hexadecimal; none without a recovery.
     pub raft_cluster: Option<String>,
-    /// What a person should look at.
+    /// Competing recoveries, one sentence each with the next step.
     pub alarms: Vec<String>,
 }
 
 impl App {
-    /// What people are shown of the recoveries of `cluster`.
+    /// The recoveries of `cluster`, as people are shown them.
     pub(crate) async fn recovery_view(
         &self,
         cluster: &Cluster,
@@ -196,8 +196,8 @@ fn answer(lineage: &Lineage) -> RecoveriesResponse {
     }
 }
 
-/// What becomes of an intent when its cluster goes on as what `made` says. A ticket that waits stays
-/// good: the recovered cluster takes the newcomer.
+/// The outcome of an intent whose cluster was lost and goes on as `made` says; none if the intent is not
+/// ended by that. A ticket that waits stays good: the recovered cluster takes the newcomer.
 fn end_of(intent: &StoredIntent, now: Micros, made: &Recovery) -> Option<Outcome> {
     let lost = format!("the cluster was lost, and goes on as {}", made.is.cluster_id);
     let verb = intent.intent.verb;

@@ -166,7 +166,7 @@ impl Roster {
         })
     }
 
-    /// What the agent of a lost cluster's member hears.
+    /// The answer to an agent whose node is a member of a lost cluster.
     fn refuse_lost(&self, member: &Member) -> ApiError {
         let detail = format!(
             "Member {} ({}) is of a cluster that was lost: an operator has made Raft cluster \

@@ -176,7 +176,7 @@ pub enum UntimelyIntent {
          over: set whichever of the two clocks is wrong"
     )]
     ClockAhead {
-        /// How far.
+        /// Seconds between the two clocks.
         seconds: u64,
     },
 }

@@ -18,11 +18,11 @@ pub(crate) enum Way {
     File,
 }
 
-/// A configuration.
+/// One configuration, given as flags or as a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     settings: Settings,
-    /// It shares no start.
+    /// Started by itself, never joined with other configurations.
     is_alone: bool,
 }
 
@@ -39,7 +39,7 @@ struct Flag {
     value: Option<String>,
 }
 
-/// What every configuration has that says nothing else.
+/// Settings of every configuration that doesn't give these flags itself.
 const BASE: [(&str, &str); 6] = [
     ("data-dir", "{dir}/data"),
     ("listen-client-urls", "http://{ip}:2379"),
@@ -100,7 +100,7 @@ const COUNTED_TWICE: [&str; 3] =
 /// Text in a file, whatever it looks like.
 const TEXTS: [&str; 3] = ["auto-compaction-retention", "initial-cluster-token", "name"];
 
-/// Reads `cases.txt`.
+/// Parses `cases.txt`. Errors name the line that is neither a configuration nor a comment.
 pub(crate) fn read(text: &str) -> Result<Vec<(Case, Way)>> {
     let mut cases = Vec::new();
     let mut lines = text.lines().peekable();
@@ -200,7 +200,7 @@ impl Case {
         self.flags().iter().map(Flag::typed).collect()
     }
 
-    /// As environment variables.
+    /// The flags as `ETCD_*` environment variables; none for a configuration that is a file.
     pub(crate) fn variables(&self) -> Vec<(String, String)> {
         let variable = |flag: &Flag| {
             let name = flag.name.to_ascii_uppercase().replace('-', "_");
@@ -209,7 +209,7 @@ impl Case {
         self.flags().iter().map(variable).collect()
     }
 
-    /// As a file.
+    /// The configuration as the text of a `--config-file`.
     pub(crate) fn file(&self) -> String {
         let flags = match &self.settings {
             Settings::File(text) => return file_with_base(text),

@@ -1,12 +1,12 @@
 //! `docs/differences.md`: its tables of configurations that only one of both programs starts with.
-//! What stands in backticks in a row's first cell is what such a configuration has in it, or has not
-//! where "without" stands before it.
+//! The texts in backticks in a row's first cell are parts of such a configuration. A text after the word
+//! "without" must be missing from it.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 
-/// Which program refuses.
+/// Which of the two programs refuses a configuration that the other one starts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     RefusedHere,
@@ -27,7 +27,7 @@ struct Row {
 /// Something that a configuration has in it.
 struct Part {
     text: String,
-    /// It must be missing.
+    /// Whether `text` must be missing from the configuration instead.
     is_missing: bool,
 }
 

@@ -22,7 +22,7 @@ use start::{Outcome, Start, Starts};
 
 /// The code with which a program ends whose configuration is wrong.
 const USAGE: i32 = 2;
-/// What etcd says of a flag that this version does not have.
+/// Go's message about a flag that the program does not have.
 const NO_FLAG: &str = "flag provided but not defined";
 
 /// The programs that are compared.
@@ -64,7 +64,7 @@ fn a_configuration_that_etcd_starts_with_starts_here() -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with a pair of outcomes, if anything; notes the row that speaks of it.
+/// Describes the fault in a pair of outcomes, if there is one, and notes the row that excuses it.
 fn judge(
     compared: &Compared,
     differences: &Differences,

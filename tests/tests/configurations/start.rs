@@ -27,14 +27,14 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Addresses that one start has.
 const ADDRESSES: usize = 3;
 
-/// What is to be started.
+/// One program, and the configuration to start it with.
 pub(crate) struct Start {
     pub(crate) program: PathBuf,
     pub(crate) case: Case,
     pub(crate) way: Way,
 }
 
-/// What became of a start.
+/// The end of one start: the program serves, or has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Started,

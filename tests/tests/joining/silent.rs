@@ -25,7 +25,7 @@ fn an_order_to_remove_the_host_whose_agent_hangs_beside_the_leader_is_carried_ou
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{said}\n{:?}", running.intents());
     ensure!(running.members()?.len() == 2, "{:?}", running.members());
-    // Whoever waits reads which host is meant, and what to do there.
+    // The operator who waits reads which host's agent is silent.
     ensure!(said.contains(&format!("beside the cluster's leader, {name} (")), "{said}");
     let others = running.agents.iter().enumerate().filter(|(at, _)| *at != hung);
     let took = others.filter(|(_, agent)| agent.output().contains("takes the leadership over"));

@@ -27,7 +27,7 @@ struct Row<'a> {
     applied_index: Option<u64>,
     /// Entries that the leader has and this member hasn't applied.
     behind: Option<u64>,
-    /// Who leads, as this member says itself.
+    /// The leader's id, according to this member.
     leader: Option<String>,
     version: Option<&'a str>,
 }
@@ -91,7 +91,7 @@ fn shown_name(member: &Member) -> &str {
     if member.name.is_empty() { "-" } else { &member.name }
 }
 
-/// What a member says of its leader, which is not heard of here.
+/// The leader that a member names, where that leader doesn't answer this host.
 fn names_leader(survey: &Survey, row: &Row<'_>) -> String {
     let Some(leader) = &row.leader else { return "knows no leader".to_owned() };
     let mut named = survey.members.list.iter();

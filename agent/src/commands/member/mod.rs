@@ -105,7 +105,7 @@ fn own(layout: &Layout) -> Result<Cluster, End> {
     Ok(own.joined(&Cluster::new(doors.collect())))
 }
 
-/// What this host's agent does, where its cluster has given it no certificate yet.
+/// The phase of this host's agent, where its cluster has given it no certificate yet.
 fn not_a_member_yet(layout: &Layout, status: &Status) -> Option<String> {
     if layout.tls().join("client.crt").exists() {
         return None;
@@ -155,15 +155,15 @@ impl From<ClusterError> for End {
     }
 }
 
-/// What a host sees of its node's peers.
+/// The members of a host's cluster, as far as they answer this host.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Peers {
-    /// Who is missing and what to do, if too few members answer for the cluster to serve.
+    /// The missing members and the next step, if too few members answer for the cluster to serve.
     pub no_quorum: Option<String>,
     /// The members that don't answer this host, each with the reason.
     #[serde(rename = "silent_members")]
     pub silent: Vec<String>,
-    /// Who leads, as a member that answers says.
+    /// The leader, according to a member that answers.
     pub leader: Option<String>,
 }
 

@@ -68,7 +68,7 @@ impl Survey {
         Self::remembered(cluster).await?.sight().no_quorum()
     }
 
-    /// What the members say that any member remembers, though nobody may lead.
+    /// Asks each member of the list that any member remembers, also where there is no leader.
     pub(super) async fn remembered(cluster: &Cluster) -> Option<Self> {
         let members = cluster.remembered().await.ok()?;
         Some(Self::asking(cluster, members).await)

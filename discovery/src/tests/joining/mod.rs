@@ -123,7 +123,7 @@ impl Formed {
         agent.client.report(self.statement.cluster, &report).await.map(|answer| answer.state)
     }
 
-    /// What an agent says of its Raft cluster.
+    /// An agent's report about its Raft cluster.
     fn report_request(
         &self,
         raft_cluster: u64,

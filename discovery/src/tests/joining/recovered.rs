@@ -20,7 +20,7 @@ const MADE_AGAIN: u64 = 0xc2;
 const SURVIVOR: MemberId = MemberId([0, 0, 0, 0, 0, 0, 0x10, 0xc1]);
 
 impl Formed {
-    /// That Raft cluster `was` goes on as `is`, on the host of `agent`.
+    /// A statement that Raft cluster `was` goes on as `is`, on the host of `agent`.
     fn recovery(&self, was: u64, is: u64, agent: &Agent) -> Recovery {
         let identity = |of: u64| NodeIdentity {
             cluster_id: format!("{of:016x}"),
@@ -54,7 +54,7 @@ impl Formed {
         agent.client.show_recoveries(self.statement.cluster, &all).await
     }
 
-    /// What discovery answers to the word of `agent` about its Raft cluster of these voters.
+    /// Discovery's answer to a report of `agent` about its Raft cluster with these voters.
     async fn answer(
         &self,
         raft_cluster: u64,
@@ -133,7 +133,7 @@ async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
         cluster.answer(founded, &cluster.agents[who], 70, &[a, b, c]).await.unwrap();
     }
     let survivor = &cluster.agents[0];
-    // What the cluster was doing when it was lost: a learner, an order, a ticket that waits.
+    // The changes under way when the cluster was lost: a learner, an order, a ticket that waits.
     let learner = cluster.newcomer(7).await;
     let begun = learner.join().await.unwrap().intent;
     cluster.say(survivor, &begun, added(77), 12).await.unwrap();
@@ -303,7 +303,7 @@ async fn of_two_recoveries_of_one_cluster_the_first_is_followed_and_people_are_t
     let view = cluster.admin.show_cluster(cluster.statement.cluster).await.unwrap();
     let contests = view.timeline.iter().filter(|moment| moment.event == "recovery_contested");
     assert_eq!(contests.count(), 1, "the first of them is kept, and each one is logged");
-    // Whoever signs the followed step again, or shows it again, is no competitor.
+    // The followed step competes with nothing when it is signed or shown again.
     let again = cluster.first(one);
     assert_eq!(cluster.show(one, &[&again]).await.unwrap().followed, 1);
     cluster.service.stop().await;
