@@ -1,38 +1,40 @@
-//! What a consensus instance is told at its start, and the relations that must hold.
+//! Start-up configuration and recovered state of a consensus instance, and the checks on them.
 
 use thiserror::Error;
 
 use crate::{Entry, Guards, HardState, Members, Position, Terms};
 
-/// Knobs. [`Config::new`] has the product's values.
+/// Tuning parameters of one consensus instance. [`Config::new`] has the product's values.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// This member; never 0.
     pub member: u64,
-    /// How often this member's log has been opened; part of every read context.
+    /// Boot counter: how many times this member's log has been opened. Every read context contains
+    /// it.
     pub boot: u64,
-    /// Where election time-outs come from.
+    /// Seed from which all election time-outs are derived.
     pub seed: u64,
-    /// Ticks without a leader before an election; the time-out is drawn from one to two times this.
+    /// Minimum election time-out in ticks; each time-out is drawn from one to two times this value.
     pub election_ticks: usize,
     /// Ticks between a leader's heartbeats.
     pub heartbeat_ticks: usize,
     /// Bytes of entries in one append message (one entry always fits).
     pub max_message_bytes: u64,
-    /// Append messages on their way to one peer; times `max_message_bytes` is the bound in bytes.
+    /// Maximum unacknowledged append messages per peer. Multiplied by `max_message_bytes`, this
+    /// bounds the bytes in flight.
     pub max_inflight_messages: usize,
     /// Bytes of proposals that a leader holds uncommitted before it refuses more.
     pub max_uncommitted_bytes: u64,
-    /// Bytes of committed entries in one [`Ready`](crate::Ready).
+    /// Maximum bytes of committed entries in one [`Ready`](crate::Ready).
     pub max_committed_bytes: u64,
-    /// Bytes of entries kept in memory besides those not yet applied.
+    /// Maximum bytes of applied entries kept in memory. Unapplied entries are always kept as well.
     pub cache_bytes: usize,
-    /// Always [`Guards::ALL`] outside tests.
+    /// Safety rules in force: always [`Guards::ALL`] outside tests.
     pub guards: Guards,
 }
 
 impl Config {
-    /// The product's values: at most 32 MiB in flight to a peer.
+    /// Returns the product's values: at most 32 MiB in flight to a peer.
     pub fn new(member: u64, boot: u64, seed: u64) -> Self {
         Self {
             member,
@@ -50,74 +52,72 @@ impl Config {
     }
 }
 
-/// What the log and the store hold when the process starts.
+/// State that the process recovers from the log and the store when it starts.
 #[derive(Clone, Debug, Default)]
 pub struct Initial {
     /// Term, vote and commit index as last persisted.
     pub hard_state: HardState,
-    /// The position before the first entry that the log still has.
+    /// Position just before the first entry that the log still has.
     pub base: Position,
     /// Terms of all entries after `base`.
     pub terms: Terms,
-    /// The entries after `applied`, all of them, in order.
+    /// All entries after `applied`, in order.
     pub entries: Vec<Entry>,
     /// The last entry that the store has applied.
     pub applied: Position,
-    /// Who belongs to the cluster once `applied` is. A member that is none of them was removed before.
+    /// Members of the cluster as of `applied`. If this member is not among them, it was removed
+    /// earlier.
     pub members: Members,
 }
 
 /// A configuration or a recovered state that contradicts itself.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ConfigError {
-    /// Id 0 means "nobody".
+    /// Id 0 is reserved to mean "no member".
     #[error("member id 0 can't be used")]
     ZeroId,
-    /// Time-outs that can't work.
+    /// The election time-out is not longer than the heartbeat interval, or that interval is 0.
     #[error(
         "the election time-out ({election} ticks) must be longer than a heartbeat ({heartbeat} ticks)"
     )]
     Timeouts {
-        /// Configured.
+        /// Configured election time-out, in ticks.
         election: usize,
-        /// Configured.
+        /// Configured heartbeat interval, in ticks.
         heartbeat: usize,
     },
-    /// A bound of 0.
+    /// A limit is configured as 0.
     #[error("{name} can't be 0")]
     ZeroBound {
-        /// Which.
+        /// Name of the configuration field.
         name: &'static str,
     },
-    /// The store is not within the log.
+    /// The store's applied index lies outside the log.
     #[error("the store has applied index {applied}, the log holds {first} to {last}")]
     AppliedOutsideLog {
-        /// The store's applied index.
         applied: u64,
-        /// The log's first index.
         first: u64,
-        /// The log's last index.
         last: u64,
     },
-    /// Log and store disagree about one entry.
+    /// Log and store disagree about the term of one entry.
     #[error("entry {index} has term {log} in the log and {store} in the store")]
     TermMismatch {
-        /// Where.
+        /// Index of the entry on which they disagree.
         index: u64,
-        /// According to the log.
+        /// Term that the log has for this entry.
         log: u64,
-        /// According to the store.
+        /// Term that the store has for this entry.
         store: u64,
     },
-    /// The entries given are not those after `applied`.
+    /// The given entries are not exactly those after `applied`.
     #[error("entries given start at {found}, not at {expected}, or end early")]
     Entries {
-        /// First index given.
+        /// Index of the first entry given.
         found: u64,
-        /// First index due.
+        /// Index at which the entries should start.
         expected: u64,
     },
-    /// The library found something else.
+    /// The library refused to start for another reason.
     #[error("consensus can't start: {0}")]
     Library(String),
 }

@@ -1,4 +1,4 @@
-//! The instance: inputs, and the guards around each of them.
+//! The consensus instance: its inputs, its output, and the guards around the library's own code.
 
 mod check;
 mod early;
@@ -27,36 +27,37 @@ use crate::{
     Status,
 };
 
-/// The library draws its own election time-outs below this. It is so large that a draw never
-/// equals one of ours, so that each draw is noticed and replaced: that is what makes a run a
-/// function of its seed.
+/// Exclusive upper bound of the election time-outs that the library draws. It is so large that a
+/// draw never equals one of ours, so each draw is noticed and replaced. This makes a run depend on
+/// its seed alone.
 const LIBRARY_MAX_ELECTION_TICKS: usize = 1 << 40;
 
-/// Ticks that a hastened election leaves for a leader's heartbeat to arrive first; etcd's number.
+/// Ticks left for a leader's heartbeat to arrive after [`Consensus::hasten_election`]. etcd uses
+/// the same number.
 const HASTENED_TICKS: usize = 2;
 
-/// How often a proposal may be passed on before it is dropped.
+/// Maximum number of times a proposal is forwarded before it is dropped.
 const MAX_PROPOSAL_HOPS: u64 = 3;
 
-/// Why proposals were not taken. None of them had or will have any effect.
+/// Reason why proposals were not accepted. None of them had or will have any effect.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ProposeError {
-    /// Nobody to send them to.
+    /// No leader is known that could take the proposals.
     #[error("no leader is known")]
     NoLeader,
-    /// The leader is handing over; try again when that has ended.
+    /// The leader is transferring its leadership; try again once that has ended.
     #[error("leadership is being transferred")]
     Transferring,
-    /// The bound on uncommitted bytes is reached.
+    /// The limit on uncommitted bytes is reached.
     #[error("too many uncommitted proposals")]
     Full,
-    /// The last change of members, or what this leader found when its term began, is not applied
-    /// yet, by the leader or by a quorum.
+    /// An earlier change of members is not yet applied by the leader and a quorum. Entries that the
+    /// leader found in its log when its term began count as one.
     #[error("an earlier change of members is under way")]
     ChangeUnderWay,
 }
 
-/// One member's consensus.
+/// Consensus state of one member.
 pub struct Consensus {
     raw: RawNode<LogView>,
     member: u64,
@@ -69,35 +70,38 @@ pub struct Consensus {
     timeout: usize,
     reads: u64,
     forwards: u64,
-    /// What is said besides what the library says: proposals for the leader above all.
+    /// Messages of our own, beside those of the library: above all proposals for the leader.
     saying: Vec<Message>,
     persisted_hard_state: HardState,
-    /// What the library counts with.
+    /// Members by which the library counts majorities.
     members: Arc<Members>,
-    /// Leaders only: the term, and an entry in it that was appended after every change of members
-    /// that this leader has applied. None: it is still to be appended.
+    /// Leaders only: the term, and the index of an entry in it that was appended after every change
+    /// of members that this leader has applied. `None` means that the entry is still to be
+    /// appended.
     settles: (u64, Option<u64>),
-    /// The ready that has to be durable before anything else follows.
+    /// Number of the ready that must be durable before [`Self::ready`] yields anything else.
     waits_for: Option<u64>,
-    /// What that one found to be committed.
+    /// Committed entries of that ready, withheld until it is durable.
     held: Vec<Entry>,
-    /// Who was removed since this began. Nobody comes back.
+    /// Members removed since this instance started. No removed member comes back.
     removed: BTreeSet<u64>,
-    /// The last term that it led in.
+    /// Last term in which this member was the leader.
     led: Option<u64>,
-    /// What it knows to be committed from no other leader, as far as it remembers.
+    /// Highest index that this member itself, as leader, found to be committed. At the start it is
+    /// the recovered commit index, whose origin isn't recorded.
     found: u64,
-    /// It was removed, and may be the only one that knows.
+    /// Whether this member was removed but keeps running, because it may be the only one that
+    /// knows.
     stays: bool,
     early: Early,
-    /// Ticks since this began.
+    /// Ticks since this instance started.
     ticks: u64,
-    /// The tick of each other member's last message.
+    /// Tick of the last message from each other member.
     heard: BTreeMap<u64, u64>,
 }
 
 impl Consensus {
-    /// Starts as a follower with what the log and the store hold.
+    /// Starts as a follower, from the recovered state of the log and the store.
     pub fn new(config: &Config, initial: &Initial) -> Result<Self, ConfigError> {
         validate(config, initial)?;
         let library = raft::Config {
@@ -142,7 +146,8 @@ impl Consensus {
             removed: BTreeSet::new(),
             led: None,
             found: 0,
-            // Removed before this began: told of it, or not.
+            // Removed before this start: whether another leader told this member is no longer
+            // known.
             stays: !initial.members.contains(config.member),
             early: Early::default(),
             ticks: 0,
@@ -153,10 +158,12 @@ impl Consensus {
         Ok(consensus)
     }
 
-    /// One tick of the clock. None passes while a snapshot is on its way into log and store: who
-    /// stands for election then is asked by the library for entries that the snapshot has replaced.
-    /// Nor while the log of somebody who would win by its own vote alone is on its way to the disk: the
-    /// library takes a leader's log to have been durable when it won.
+    /// Advances the clock by one tick. The tick is skipped while this member must not campaign:
+    ///
+    /// * while a snapshot is being installed in log and store. As a candidate, this member would be
+    ///   asked by the library for entries that the snapshot has replaced;
+    /// * while the log of an only voter is being written. It wins by its own vote alone, and the
+    ///   library assumes that a leader's log was durable when it won.
     pub fn tick(&mut self) {
         self.ticks += 1;
         self.early.tick();
@@ -167,7 +174,8 @@ impl Consensus {
         self.after_input();
     }
 
-    /// One message from a peer. Proposals that a peer passes on are for [`Self::propose_many`].
+    /// Handles one message from a peer. Proposals that a peer forwards go to [`Self::propose_many`]
+    /// instead.
     pub fn step(&mut self, message: Message) -> Result<(), StepError> {
         let message = self.check(message)?;
         let Some(message) = message else { return Ok(()) };
@@ -178,8 +186,8 @@ impl Consensus {
             MessageKind::ReadIndex => self.ask_index(message),
             MessageKind::TimeoutNow => self.take_over(message, self.election_ticks),
             MessageKind::RequestPreVote => self.ask_for_vote(message),
-            // What the library still refuses (a response of an unknown peer, a message out of place)
-            // has no effect, and none is needed.
+            // A message that the library still refuses (a response of an unknown peer, a message
+            // out of place) has no effect. Nobody has to hear of the error.
             _ => {
                 let _ = self.raw.step(message_in(message));
             }
@@ -188,13 +196,15 @@ impl Consensus {
         Ok(())
     }
 
-    /// Appends `proposals`, all of one kind, in one go if this member leads, else sends them on to
-    /// the leader. `hops` is 0 for one's own, else what [`Message::log_term`] said.
+    /// Appends `proposals`, all of one kind, in one batch if this member is the leader. Otherwise
+    /// forwards them to the leader. `hops` is 0 for this member's own proposals; for forwarded ones
+    /// it is their [`Message::log_term`].
     ///
-    /// A change of members is proposed alone, and taken only when [`Self::may_change`] says so.
+    /// A change of members is proposed alone, and is accepted only while [`Self::may_change`] is
+    /// true.
     ///
     /// # Panics
-    /// If a change of members is not alone, or for what only a leader itself makes.
+    /// If a change of members is not alone, or if a proposal could only be a leader's own no-op.
     pub fn propose_many(
         &mut self,
         kind: EntryKind,
@@ -211,14 +221,14 @@ impl Consensus {
             return self.forward(kind, proposals, hops);
         }
         if kind == EntryKind::ConfChange && !self.may_change() {
-            // The library would append an empty entry in its place, and say nothing.
+            // The library would silently append an empty entry in place of the change.
             return Err(ProposeError::ChangeUnderWay);
         }
         if self.raw.raft.lead_transferee.is_some() {
             return Err(ProposeError::Transferring);
         }
         if !self.guards.one_change_at_a_time() {
-            // Tests only: the library forgets that one is under way.
+            // Tests only: makes the library forget that a change is under way.
             self.raw.raft.pending_conf_index = 0;
         }
         let mut message = raft::eraftpb::Message { from: self.member, ..Default::default() };
@@ -267,12 +277,12 @@ impl Consensus {
         });
     }
 
-    /// Asks for a read index. The answer comes as a [`ReadState`] with this context, or never: ask
-    /// again after a while, under the new context that this gives.
+    /// Requests a read index and returns the request's context. The answer comes as a [`ReadState`]
+    /// with this context, or never: ask again after a while, under a new context.
     ///
     /// Safe ReadIndex (Raft dissertation 6.4): a leader answers only after a quorum has confirmed
-    /// it in a round that began after the question, and only once it has committed an entry in its
-    /// own term.
+    /// its leadership in a round that began after the request. It must also have committed an entry
+    /// in its own term.
     pub fn read_index(&mut self) -> ReadContext {
         if self.guards.unique_read_context() || self.reads == 0 {
             self.reads += 1;
@@ -285,19 +295,20 @@ impl Consensus {
         context
     }
 
-    /// Campaigns now, if this member may and there is no leader.
+    /// Campaigns at once, if this member may do so and knows no leader.
     pub fn campaign(&mut self) {
         if self.raw.raft.promotable() && self.raw.raft.leader_id == 0 && !self.must_not_stand() {
-            // The library refuses while a change of members is committed and not applied: it may
-            // be the one that takes this member's vote. The election time-out comes again.
+            // The library refuses while a change of members is committed and not applied, since
+            // that change may take this member's vote. The next election time-out tries again.
             let _ = self.raw.campaign();
             self.after_input();
         }
     }
 
-    /// Shortens the wait for the first election after a start: all but two ticks of the election
-    /// time-out's fixed part pass at once, and its random part stays. For a member that knows no leader
-    /// though its peers are connected: with a leader, a heartbeat comes within those ticks.
+    /// Shortens the wait for the first election after a start. All but two ticks of the election
+    /// time-out's fixed part pass at once; its random part stays. This is for a member that knows
+    /// no leader though its peers are connected. If there is a leader, its heartbeat arrives within
+    /// those ticks.
     pub fn hasten_election(&mut self) {
         let raft = &mut self.raw.raft;
         if raft.state == StateRole::Follower && raft.leader_id == 0 {
@@ -306,7 +317,8 @@ impl Consensus {
         }
     }
 
-    /// A leader starts handing over to `to`; false if this member doesn't lead, or `to` can't.
+    /// Starts a transfer of leadership to `to`. Returns false if this member isn't the leader, or
+    /// if `to` is not another voter.
     pub fn transfer_leader(&mut self, to: u64) -> bool {
         if self.raw.raft.state != StateRole::Leader
             || to == self.member
@@ -319,13 +331,13 @@ impl Consensus {
         true
     }
 
-    /// The transport lost something on the way to `peer`, or has no connection.
+    /// Reports that a message to `peer` was lost, or that there is no connection to it.
     pub fn report_unreachable(&mut self, peer: u64) {
         self.raw.report_unreachable(peer);
         self.after_input();
     }
 
-    /// A snapshot's way to `peer` has ended.
+    /// Reports the end of a snapshot's transfer to `peer`.
     pub fn report_snapshot(&mut self, peer: u64, arrived: bool) {
         let status =
             if arrived { raft::SnapshotStatus::Finish } else { raft::SnapshotStatus::Failure };
@@ -333,17 +345,18 @@ impl Consensus {
         self.after_input();
     }
 
-    /// A snapshot is there to be sent (or, with `None`, no longer is): its position, and who belonged
-    /// to the cluster there.
+    /// Announces the snapshot that can be sent to peers: its position, and the members at that
+    /// position. `None` withdraws it.
     pub fn snapshot_built(&mut self, snapshot: Option<(Position, Members)>) {
         self.raw.mut_store().set_snapshot(snapshot);
     }
 
-    /// The state machine has applied a change of members: consensus counts by it from now on. A
-    /// leader that is a member no longer leads no longer.
+    /// Applies a change of members that the state machine has applied: majorities count by it from
+    /// now on. A leader that is no longer a voter steps down.
     ///
     /// # Panics
-    /// If it would leave nobody to vote, or isn't one step: the state machine refuses such changes.
+    /// If no voter would be left, or if the change takes more than one step. The state machine
+    /// refuses such changes.
     pub fn change_members(&mut self, change: ConfChange) {
         let changed = self.raw.apply_conf_change(&change_in(change));
         let state = changed
@@ -363,7 +376,7 @@ impl Consensus {
         self.after_input();
     }
 
-    /// Counts with `members` from now on.
+    /// Replaces the current members, and records who was removed.
     fn follow(&mut self, members: Members) {
         let before = mem::replace(&mut self.members, Arc::new(members));
         self.heard.retain(|member, _| self.members.contains(*member));
@@ -372,15 +385,15 @@ impl Consensus {
         self.removed.retain(|member| !self.members.contains(*member));
     }
 
-    /// Whether a change of members would be taken now: this member leads, and a quorum can't fall
-    /// back behind the last change.
+    /// Returns whether a change of members would be accepted now. This member must be the leader,
+    /// and a quorum must durably know the previous change.
     ///
-    /// Members count by a change once they have applied it, so that two changes in a row could
-    /// leave some of them two configurations behind, with a majority of their own there (etcd
-    /// 11284). So a leader follows each change that it has applied by an entry of its own. Whoever
-    /// has that entry on disk has there as well, since both came with one message, that the change
-    /// is committed; it applies it before it can campaign. When the entry is committed, a quorum is
-    /// that far.
+    /// Members count by a change once they have applied it. Two changes in quick succession could
+    /// leave some members two configurations behind, with a majority of their own there (etcd issue
+    /// 11284). So a leader appends an entry of its own after each change that it has applied. The
+    /// message with this entry also says that the change is committed, so a member that has the one
+    /// on disk has the other. Such a member applies the change before it can campaign. Once the
+    /// entry is committed, a quorum is in that state.
     pub fn may_change(&self) -> bool {
         let raft = &self.raw.raft;
         let alone = !raft.has_pending_conf() || !self.guards.one_change_at_a_time();
@@ -395,11 +408,12 @@ impl Consensus {
             && self.settles.1.is_some_and(|index| index <= raft.raft_log.committed)
     }
 
-    /// A leader appends the entry that [`Self::may_change`] waits for, unless it is there or the
-    /// leader is about to be none.
+    /// Appends the leader's entry that [`Self::may_change`] waits for. It does nothing if that
+    /// entry exists, or if the leader is about to hand over.
     ///
-    /// The entry that it begins its term with will do: that comes after every change that it had
-    /// applied. One that it found in its log and has yet to apply gets an entry of its own.
+    /// The no-op that begins the leader's term also serves, because it follows every change that
+    /// was applied by then. A change that the leader found in its log and has yet to apply needs a
+    /// later entry.
     fn settle(&mut self) {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader {
@@ -419,12 +433,13 @@ impl Consensus {
         }
     }
 
-    /// Who takes part, as of the last change that was applied.
+    /// Returns the members as of the last applied change.
     pub fn members(&self) -> &Arc<Members> {
         &self.members
     }
 
-    /// The answer to a [`Fetch`](crate::Fetch); empty if the log no longer has the entries.
+    /// Takes the entries of a [`Fetch`](crate::Fetch); `entries` is empty if the log no longer has
+    /// them.
     pub fn fetched(&mut self, id: u64, entries: &[Entry]) {
         let Some(context) = self.raw.mut_store().fetched(id, entries) else { return };
         if !entries.is_empty() {
@@ -434,14 +449,14 @@ impl Consensus {
         self.after_input();
     }
 
-    /// Everything up to and including the ready of this number is durable.
+    /// Reports that all readies up to and including `number` are durable.
     pub fn persisted(&mut self, number: u64) {
         self.waits_for.take_if(|awaited| *awaited <= number);
         self.raw.on_persist_ready(number);
         self.after_input();
     }
 
-    /// Everything committed up to `index` is applied.
+    /// Reports that all entries up to and including `index` are applied.
     pub fn applied(&mut self, index: u64) {
         if index > self.raw.raft.raft_log.applied {
             self.raw.advance_apply_to(index);
@@ -451,7 +466,7 @@ impl Consensus {
         self.take_over_late();
     }
 
-    /// The log drops entries up to `index`, all of them applied; returns the log's new base.
+    /// Forgets applied entries up to `index`, which the log drops. Returns the log's new base.
     pub fn compact(&mut self, index: u64) -> Position {
         let index = index.min(self.raw.raft.raft_log.applied);
         if let Some(term) = self.raw.store().term_at(index) {
@@ -460,12 +475,12 @@ impl Consensus {
         self.raw.store().base()
     }
 
-    /// The term of entry `index`, durable or not.
+    /// Returns the term of entry `index`, durable or not.
     pub fn term_at(&self, index: u64) -> Option<u64> {
         self.raw.raft.raft_log.term(index).ok().filter(|term| *term > 0 || index == 0)
     }
 
-    /// Whether there is anything to do.
+    /// Returns whether [`Self::ready`] has work for the caller.
     pub fn has_ready(&self) -> bool {
         !self.is_silent()
             && (self.raw.has_ready()
@@ -474,18 +489,22 @@ impl Consensus {
                 || self.raw.store().has_questions())
     }
 
-    /// Whether everything waits until something is durable here that this member alone may know soon:
-    /// - that a change of members is committed. A member that was removed ends for good as soon as it
-    ///   hears of it, from its leader or by being refused by anybody. Of two members, the other one
-    ///   would need its vote for ever, if a crash took from it that the change is committed;
-    /// - the term that the only voter leads in, by nobody's vote but its own. If a crash took it, it
-    ///   would lead in that term again, and put other entries where learners have those of before.
+    /// Returns whether all output waits for a write that must be durable before others hear of it.
+    /// There are two cases:
+    ///
+    /// - A change of members is committed. A removed member ends for good as soon as its leader, or
+    ///   anybody's refusal, tells it. Suppose one of two members is removed, and a crash makes the
+    ///   other forget that the change is committed. The other would then need the removed member's
+    ///   vote for ever.
+    /// - The only voter began a new term, elected by its own vote. If a crash made it forget that
+    ///   term, it would lead in the same term again. It would then write other entries where
+    ///   learners have the earlier ones.
     pub fn is_silent(&self) -> bool {
         self.waits_for.is_some()
     }
 
-    /// Whether a change of members, or what was in the log when this leader's term began, is
-    /// committed now and wasn't before.
+    /// Returns whether `state` newly commits the leader's pending change of members. All entries
+    /// that the leader found in its log when its term began count as such a change.
     fn commits_change(&self, state: HardState) -> bool {
         let raft = &self.raw.raft;
         let change = raft.pending_conf_index;
@@ -494,7 +513,7 @@ impl Consensus {
             && change <= state.commit
     }
 
-    /// What to do now.
+    /// Returns the next round of work for the caller.
     pub fn ready(&mut self) -> Ready {
         let mut theirs = self.raw.ready();
         let mut ready = Ready { number: theirs.number(), ..Ready::default() };
@@ -558,7 +577,7 @@ impl Consensus {
         ready
     }
 
-    /// A moment's view.
+    /// Returns the instance's full status at this moment.
     pub fn status(&self) -> Status {
         let raft = &self.raw.raft;
         let mut peers = Vec::new();
@@ -589,33 +608,33 @@ impl Consensus {
         }
     }
 
-    /// The term, and the last entry known in it to be committed.
+    /// Returns the current term, and the highest index that is known to be committed.
     pub fn committed(&self) -> (u64, u64) {
         (self.raw.raft.term, self.raw.raft.raft_log.committed)
     }
 
-    /// The last entry that is durable here.
+    /// Returns the last index that is durable on this member.
     pub fn durable_index(&self) -> u64 {
         self.raw.raft.raft_log.persisted
     }
 
-    /// Role, leader and term, without the rest of [`Self::status`].
+    /// Returns role, leader and term: a cheap part of [`Self::status`].
     pub fn leadership(&self) -> (Role, u64, u64) {
         let raft = &self.raw.raft;
         (role_out(raft.state), raft.leader_id, raft.term)
     }
 
-    /// Whether a transfer of leadership is under way.
+    /// Returns whether a transfer of leadership is under way.
     pub fn is_transferring(&self) -> bool {
         self.raw.raft.lead_transferee.is_some()
     }
 
-    /// Whether a snapshot was taken that is not applied yet.
+    /// Returns whether a snapshot was accepted that is not applied yet.
     fn is_restoring(&self) -> bool {
         self.raw.store().base().index > self.raw.raft.raft_log.applied
     }
 
-    /// See [`Self::tick`].
+    /// Returns whether this member must not campaign now, for the reasons given at [`Self::tick`].
     fn must_not_stand(&self) -> bool {
         let raft = &self.raw.raft;
         let is_alone = self.members.voters == [self.member];
@@ -634,7 +653,8 @@ impl Consensus {
         );
     }
 
-    /// Replaces the library's draw, if it has drawn, by one that the seed determines.
+    /// Replaces the election time-out that the library drew, if it is new, by one that the seed
+    /// determines.
     fn fix_timeout(&mut self) {
         if self.raw.raft.randomized_election_timeout() == self.timeout {
             return;
@@ -663,7 +683,7 @@ impl std::fmt::Debug for Consensus {
 }
 
 impl Persist {
-    /// Nothing to write.
+    /// Returns whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.hard_state.is_none() && self.entries.is_empty() && self.snapshot.is_none()
     }

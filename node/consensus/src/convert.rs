@@ -1,4 +1,5 @@
-//! Values across the wall, field by field. Nothing here encodes or decodes bytes.
+//! Conversion between our types and the library's, field by field. No bytes are encoded or decoded
+//! here.
 
 use bytes::Bytes;
 use raft::eraftpb;
@@ -8,15 +9,15 @@ use crate::{
     Role,
 };
 
-/// What the library finds where it looks for a change of members: it decodes the data of one that
-/// is proposed, to see whether it says anything. Ours travel beside, as the entry's context, so that
-/// it never decodes what a client or a peer has sent. (One change, all of its fields left out.)
+/// Data of every change of members that the library sees: one change with all fields left out. The
+/// library decodes the data of a proposed change, to see whether it is empty. Our own data travels
+/// in the entry's context instead, so the library never decodes what a client or a peer has sent.
 const A_CHANGE: Bytes = Bytes::from_static(&[0x12, 0]);
 
 pub(crate) fn entry_out(entry: eraftpb::Entry) -> Entry {
     let eraftpb::Entry { index, term, entry_type, data, context, .. } = entry;
     let (kind, data) = match entry_type {
-        // The library makes such an entry itself when a leader begins its term.
+        // The library itself makes such an entry when a leader's term begins.
         eraftpb::EntryType::EntryNormal if data.is_empty() => (EntryKind::NoOp, data),
         eraftpb::EntryType::EntryNormal => (EntryKind::Normal, data),
         eraftpb::EntryType::EntryConfChange | eraftpb::EntryType::EntryConfChangeV2 => {
@@ -108,7 +109,7 @@ pub(crate) fn peer_state_out(state: raft::ProgressState) -> PeerState {
     }
 }
 
-/// None for kinds that never leave the process.
+/// Returns `None` for kinds that never leave the process.
 fn kind_out(kind: eraftpb::MessageType) -> Option<MessageKind> {
     use eraftpb::MessageType as Theirs;
     Some(match kind {

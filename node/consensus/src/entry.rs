@@ -2,57 +2,55 @@
 
 use bytes::Bytes;
 
-/// A place in the replicated log.
+/// Position of an entry in the replicated log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
-    /// Raft index; 0 is "before the first entry".
+    /// Raft index; 0 stands before the first entry.
     pub index: u64,
     /// Raft term of the entry at `index`.
     pub term: u64,
 }
 
-/// What an entry is. The numbers are those of peers' frames and of the log's files; 0 is none, so
-/// that a kind which was left out is not taken for one.
+/// Kind of a log entry. Peer frames and log files use these numbers. No kind is 0, so a missing
+/// number is not mistaken for a kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum EntryKind {
     /// A request, for the state machine.
     #[default]
     Normal = 1,
-    /// What a leader begins its term with. Empty; the only kind that is.
+    /// Empty entry with which a leader begins its term. Only this kind has no data.
     NoOp = 2,
-    /// A change of the cluster's members. Consensus follows it once it is applied.
+    /// A change of the cluster's members. Consensus uses the new members once the entry is applied.
     ConfChange = 3,
 }
 
 impl EntryKind {
-    /// The kind of this number, if this build knows one.
+    /// Returns the kind with this number, or `None` if this build knows no such kind.
     pub fn of(number: u32) -> Option<Self> {
         [Self::Normal, Self::NoOp, Self::ConfChange]
             .into_iter()
             .find(|kind| u32::from(kind.number()) == number)
     }
 
-    /// What stands for it in frames and files.
+    /// Returns the number of this kind in frames and files.
     pub fn number(self) -> u8 {
         self as u8
     }
 
-    /// Whether an entry of this kind may hold `data`.
+    /// Returns whether an entry of this kind may hold `data`.
     pub fn fits(self, data: &[u8]) -> bool {
         data.is_empty() == (self == Self::NoOp)
     }
 }
 
-/// One entry of the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Its place, from 1.
+    /// Raft index, counted from 1.
     pub index: u64,
-    /// The term of the leader that made it.
+    /// Term of the leader that created the entry.
     pub term: u64,
-    /// What it is.
     pub kind: EntryKind,
-    /// The proposer's bytes.
+    /// Data as the proposer gave it; empty for a no-op.
     pub data: Bytes,
 }

@@ -1,10 +1,11 @@
-//! The rules that a test may switch off, one at a time, to see that the simulation notices.
+//! Safety rules that a test can switch off one at a time, to prove that the simulation then finds
+//! the fault.
 //!
-//! Product code passes [`Guards::ALL`]. The constructors that leave one out exist only in builds
-//! with debug assertions: a release build has no code path that makes such a value, whatever
-//! Cargo features any crate of the workspace asks for.
+//! Product code passes [`Guards::ALL`]. The constructors that leave one rule out exist only in
+//! builds with debug assertions. A release build has no code path that makes such a value, whatever
+//! Cargo features any crate of the workspace enables.
 
-/// Which safety rules hold. Everything but [`Guards::ALL`] is for tests.
+/// Set of safety rules in force. Every value but [`Guards::ALL`] is for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guards {
     persist_before_vote: bool,
@@ -26,7 +27,7 @@ pub struct Guards {
 }
 
 impl Guards {
-    /// Every rule holds.
+    /// All rules are in force.
     pub const ALL: Self = Self {
         persist_before_vote: true,
         persist_before_ack: true,
@@ -46,7 +47,7 @@ impl Guards {
         clocks_count_in_their_term: true,
     };
 
-    /// Votes leave only once term and vote are durable.
+    /// A vote is sent only once term and vote are durable.
     pub fn persist_before_vote(self) -> bool {
         self.persist_before_vote
     }
@@ -56,72 +57,76 @@ impl Guards {
         self.persist_before_ack
     }
 
-    /// A leader counts itself only once its own log is durable.
+    /// A leader counts its own log towards the quorum only once that log is durable.
     pub fn persist_before_self_ack(self) -> bool {
         self.persist_before_self_ack
     }
 
-    /// A read's context is never used a second time.
+    /// A read's context is never reused.
     pub fn unique_read_context(self) -> bool {
         self.unique_read_context
     }
 
-    /// A record at the log's end counts only if its checksum fits.
+    /// The last record of the log is accepted only if its checksum matches.
     pub fn verify_tail(self) -> bool {
         self.verify_tail
     }
 
-    /// A sync that failed is never asked for again: the kernel may call the second one a success.
+    /// A failed sync is never retried: the kernel may report success for the retry though the data
+    /// is lost.
     pub fn failed_sync_is_final(self) -> bool {
         self.failed_sync_is_final
     }
 
-    /// What waits for a batch of the log leaves with that batch, not with the one before it.
+    /// Messages that depend on a batch of the log are sent when that batch is durable, not one
+    /// batch earlier.
     pub fn count_durable_batches(self) -> bool {
         self.count_durable_batches
     }
 
-    /// A change of members waits for the one before it, and names the members it was judged on.
+    /// A change of members waits for the previous change, and names the configuration that it was
+    /// judged on.
     pub fn one_change_at_a_time(self) -> bool {
         self.one_change_at_a_time
     }
 
-    /// It also waits until a quorum can't fall back behind the last one.
+    /// A change of members also waits until a quorum durably knows the previous change.
     pub fn changes_settle(self) -> bool {
         self.changes_settle
     }
 
-    /// A learner gets its vote only when little is left for it to fetch.
+    /// A learner becomes a voter only when few entries are missing from its log.
     pub fn promote_in_sync(self) -> bool {
         self.promote_in_sync
     }
 
-    /// A learner that moves stays a learner.
+    /// A learner whose address changes stays a learner.
     pub fn update_keeps_learner(self) -> bool {
         self.update_keeps_learner
     }
 
-    /// A member that was removed is remembered, and never added again.
+    /// A removed member is remembered and can never be added again.
     pub fn removed_for_ever(self) -> bool {
         self.removed_for_ever
     }
 
-    /// A member is the incarnation that was seen first, no other one under its id.
+    /// A member is bound to the first incarnation seen; another one with its id is refused.
     pub fn same_incarnation(self) -> bool {
         self.same_incarnation
     }
 
-    /// A data directory that has forgotten what its member promised is not taken for it.
+    /// A data directory that lost promises of its member (a restored disk image) is not accepted as
+    /// that member.
     pub fn images_are_known(self) -> bool {
         self.images_are_known
     }
 
-    /// Nothing begins where a tombstone stands.
+    /// A node refuses to start in a directory that has a tombstone.
     pub fn tombstones_hold(self) -> bool {
         self.tombstones_hold
     }
 
-    /// What a leader's clock says of leases counts in that leader's term only.
+    /// A leader's lease clock counts only in that leader's own term.
     pub fn clocks_count_in_their_term(self) -> bool {
         self.clocks_count_in_their_term
     }
@@ -129,37 +134,38 @@ impl Guards {
 
 #[cfg(debug_assertions)]
 impl Guards {
-    /// Votes leave before they are durable.
+    /// Fault: votes are sent before they are durable.
     pub const VOTE_BEFORE_SYNC: Self = Self { persist_before_vote: false, ..Self::ALL };
-    /// Followers acknowledge before they have synced.
+    /// Fault: followers acknowledge entries before they have synced.
     pub const ACK_BEFORE_SYNC: Self = Self { persist_before_ack: false, ..Self::ALL };
-    /// A leader counts its own unsynced log towards the quorum.
+    /// Fault: a leader counts its own unsynced log towards the quorum.
     pub const SELF_ACK_BEFORE_SYNC: Self = Self { persist_before_self_ack: false, ..Self::ALL };
-    /// All reads share one context.
+    /// Fault: all reads share one context.
     pub const SHARED_READ_CONTEXT: Self = Self { unique_read_context: false, ..Self::ALL };
-    /// The log's last record is taken as it is found.
+    /// Fault: the last record of the log is accepted without a check of its checksum.
     pub const KEEP_TORN_TAIL: Self = Self { verify_tail: false, ..Self::ALL };
-    /// With each batch that is durable, the next one is acknowledged as well.
+    /// Fault: each durable batch also acknowledges the batch after it.
     pub const ACK_NEXT_BATCH: Self = Self { count_durable_batches: false, ..Self::ALL };
-    /// A failed sync is tried once more and then believed.
+    /// Fault: a failed sync is retried, and the result of the retry is trusted.
     pub const RETRY_FAILED_SYNC: Self = Self { failed_sync_is_final: false, ..Self::ALL };
-    /// A change of members is proposed whatever becomes of the one before it.
+    /// Fault: a change of members is proposed without waiting for the previous one.
     pub const DOUBLE_CHANGE: Self =
         Self { one_change_at_a_time: false, changes_settle: false, ..Self::ALL };
-    /// A change follows as soon as the leader has applied the last one.
+    /// Fault: a change of members is proposed as soon as the leader has applied the previous one.
     pub const UNSETTLED_CHANGE: Self = Self { changes_settle: false, ..Self::ALL };
-    /// A learner is promoted however far behind it is.
+    /// Fault: a learner is promoted however far its log is behind.
     pub const PROMOTE_LAGGING: Self = Self { promote_in_sync: false, ..Self::ALL };
-    /// A learner whose peer URLs change is a voter in the member table.
+    /// Fault: a learner whose peer URLs change becomes a voter in the member table.
     pub const UPDATE_DROPS_LEARNER: Self = Self { update_keeps_learner: false, ..Self::ALL };
-    /// A removed member can be added again.
+    /// Fault: a removed member can be added again.
     pub const REMOVED_ID_AGAIN: Self = Self { removed_for_ever: false, ..Self::ALL };
-    /// A wiped machine passes for the member that it was.
+    /// Fault: a machine whose disk was wiped is accepted as its former member.
     pub const SAME_ID_REIMAGE: Self = Self { same_incarnation: false, ..Self::ALL };
-    /// An old image of a machine passes for the member that it was.
+    /// Fault: a machine restored from an old disk image is accepted as its former member.
     pub const OLD_IMAGE_VOTES: Self = Self { images_are_known: false, ..Self::ALL };
-    /// A removed member begins a cluster of its own, from nothing.
+    /// Fault: a removed member bootstraps a cluster of its own in an empty directory.
     pub const TOMBSTONE_BOOTSTRAPS: Self = Self { tombstones_hold: false, ..Self::ALL };
-    /// A leader that was deposed still ends leases: the next one passes on what it proposes.
+    /// Fault: a deposed leader still ends leases, because its successor accepts the forwarded
+    /// proposal.
     pub const DEPOSED_CLOCK_COUNTS: Self = Self { clocks_count_in_their_term: false, ..Self::ALL };
 }

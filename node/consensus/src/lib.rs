@@ -1,39 +1,43 @@
 //! Raft, sans-I/O: ticks and messages in, [`Ready`] out.
 //!
-//! The algorithm is the crate `raft`'s; this crate is the wall around it. No type of that library
-//! passes the wall, so that another core can take its place under the same simulation, and the
-//! library never sees a byte that it would have to decode: its protobuf recurses on unknown fields
-//! (RUSTSEC-2024-0437), so peers and disk are read by [`Message::decode`] and the log's own codec,
-//! and values cross the wall field by field.
+//! The crate `raft` implements the algorithm; this crate wraps it. No type of that library appears
+//! in this crate's interface, so another implementation can take its place under the same
+//! simulation. The library never decodes bytes, because its protobuf recurses on unknown fields
+//! (RUSTSEC-2024-0437). [`Message::decode`] reads what peers send, the log's own codec reads the
+//! disk, and values are converted field by field.
 //!
 //! # What the caller owes
 //!
-//! 1. Take [`Consensus::ready`] until there is none after each round of inputs.
-//! 2. [`Ready::messages`] may leave at once. [`Ready::after_persist`] may leave only when
-//!    everything in this and all earlier [`Ready::persist`] is durable. No exception.
-//! 3. Say [`Consensus::persisted`] when that is so, in the order of the numbers.
-//! 4. Apply [`Ready::committed`] in order, and say [`Consensus::applied`]. For each entry of kind
-//!    [`EntryKind::ConfChange`] that was not refused there, [`Consensus::change_members`] first.
-//! 5. Read what [`Ready::fetches`] asks for from the log, and give it to [`Consensus::fetched`].
-//! 6. Build a snapshot when [`Ready::snapshot_wanted`] names a peer, and say so with
-//!    [`Consensus::snapshot_built`]; report how its transfer ended.
+//! 1. After each round of inputs, take [`Consensus::ready`] until [`Consensus::has_ready`] is
+//!    false.
+//! 2. Send [`Ready::messages`] at any time. Send [`Ready::after_persist`] only once this
+//!    [`Ready::persist`] and all earlier ones are durable, without exception.
+//! 3. Then call [`Consensus::persisted`], in the order of the numbers.
+//! 4. Apply [`Ready::committed`] in order, and call [`Consensus::applied`]. For an applied entry of
+//!    kind [`EntryKind::ConfChange`] that the state machine did not refuse, call
+//!    [`Consensus::change_members`] first.
+//! 5. Read the entries of [`Ready::fetches`] from the log, and pass them to [`Consensus::fetched`].
+//! 6. Build a snapshot when [`Ready::snapshot_wanted`] names a peer, and announce it with
+//!    [`Consensus::snapshot_built`]. Report how its transfer ended with
+//!    [`Consensus::report_snapshot`].
 //!
 //! # What this crate guards against in the library
 //!
 //! * Election time-outs come from a seed, not from the library's generator.
-//! * A read's context is (member, boot counter, sequence) and is never used twice: acknowledgements
+//! * A read's context is (member, boot counter, sequence) and is never reused. So acknowledgements
 //!   of an older read can't confirm a newer one.
-//! * A message that would trip one of the library's assertions (a commit index beyond the log, an
-//!   entry that contradicts a committed one) is refused, not stepped.
-//! * `next > match` for every peer, which 0.7.0 breaks when a rejection arrives late.
-//! * A message that depends on a term or vote which isn't durable yet never leaves, also where the
-//!   library would let a leader speak at once (a single voter with learners).
+//! * A message that would fail one of the library's assertions is refused. Examples are a commit
+//!   index beyond the log, and an entry that contradicts a committed one.
+//! * `next > match` holds for every peer. Version 0.7.0 breaks this when a rejection arrives late.
+//! * A message that depends on a term or vote is never sent before these are durable. The library
+//!   would let a single voter with learners send at once.
 //!
 //! # What it does not do
 //!
-//! It does not say what a change of members means. It starts with [`Initial::members`] and follows
-//! each change once that is applied; whether one is sensible, and who the members are beside their
-//! ids, is the state machine's matter. One change is under way at a time, and is one step.
+//! It does not define what a change of members means. It starts with [`Initial::members`], and
+//! follows each change once that is applied. The state machine decides whether a change is
+//! sensible, and knows the members' other properties. Only one change is under way at a time, and
+//! it is a single step.
 
 mod config;
 mod consensus;

@@ -1,11 +1,11 @@
-//! Who takes part in consensus, and how that changes.
+//! Membership as consensus sees it, and single steps that change it.
 
-/// Who votes and who only receives, both ascending.
+/// Voters and learners of a configuration, each list in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Members {
-    /// Members that vote and campaign.
+    /// Members that vote and may become leader.
     pub voters: Vec<u64>,
-    /// Members that only receive.
+    /// Members that receive entries without a vote.
     pub learners: Vec<u64>,
 }
 
@@ -17,19 +17,19 @@ impl Members {
         members
     }
 
-    /// Whether this one is a voter or a learner.
+    /// Returns whether member `id` is a voter or a learner.
     pub fn contains(&self, id: u64) -> bool {
         self.voters.contains(&id) || self.learners.contains(&id)
     }
 }
 
-/// One step from one configuration to the next: their majorities have a member in common.
+/// A single-step change of the configuration. The majorities before and after it always overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfChange {
-    /// A new member that votes, or a learner that does from now on.
+    /// Adds a voter, or promotes a learner to voter.
     Voter(u64),
-    /// A new member that only receives.
+    /// Adds a learner: a member that only receives entries.
     Learner(u64),
-    /// A member less.
+    /// Removes a voter or learner.
     Remove(u64),
 }

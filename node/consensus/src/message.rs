@@ -1,8 +1,8 @@
-//! What members say to each other, and its bytes.
+//! Messages between members, and their wire format.
 //!
-//! The codec is prost over structures of our own. [`Message::decode`] bounds and relates every
-//! field before anything else looks at it: indexes can't overflow when added to, entries of an
-//! append are contiguous, and kinds that only ever pass inside one process are refused.
+//! The codec uses prost over structures of our own. [`Message::decode`] checks every field before
+//! any other code sees it: indexes can't overflow when added to, entries of an append are
+//! contiguous, and message kinds that only exist inside one process are refused.
 
 use bytes::{Bytes, BytesMut};
 use prost::Message as _;
@@ -10,31 +10,32 @@ use thiserror::Error;
 
 use crate::{Entry, EntryKind, Members, Position};
 
-/// No index or term is ever near this; what claims to be is refused.
+/// Exclusive upper bound of every index and term in a message. Real values never come near it; a
+/// message with a larger one is refused.
 pub const MAX_INDEX: u64 = 1 << 62;
 
-/// More entries than this in one message are refused.
+/// Maximum number of entries in one message; a message with more is refused.
 pub const MAX_ENTRIES_PER_MESSAGE: usize = 64 * 1024;
 
-/// What Raft must remember across crashes (Raft paper, figure 2).
+/// State that Raft must keep across crashes (Raft paper, figure 2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {
     /// Latest term seen.
     pub term: u64,
-    /// Whom this member voted for in `term`; 0 is nobody.
+    /// Member that received this member's vote in `term`; 0 if none did.
     pub vote: u64,
-    /// Known to be committed.
+    /// Highest index known to be committed.
     pub commit: u64,
 }
 
-/// The name of one read: never used twice.
+/// Identity of one linearizable read. It is never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReadContext {
-    /// Who asks.
+    /// Member that asked for the read.
     pub member: u64,
-    /// Its boot counter.
+    /// Boot counter of `member` when it asked.
     pub boot: u64,
-    /// Counts from 1 within one boot.
+    /// Number of the read within one boot, counted from 1.
     pub sequence: u64,
 }
 
@@ -60,77 +61,76 @@ impl ReadContext {
     }
 }
 
-/// What a message is about. The numbers are the wire's; 9 is not used.
+/// Purpose of a message. The numbers are those of the wire format; 9 is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, prost::Enumeration)]
 #[repr(i32)]
 pub enum MessageKind {
-    /// Never sent.
+    /// Zero value that protobuf requires; never sent.
     Unknown = 0,
-    /// Entries on their way to the leader.
+    /// Proposed entries, on their way to the leader.
     Propose = 1,
-    /// Entries on their way to a follower.
+    /// Log entries, on their way to a follower.
     Append = 2,
-    /// How far a follower's durable log reaches, or where it differs.
+    /// Last index durable on a follower, or where its log differs from the leader's.
     AppendResponse = 3,
-    /// A candidate asks for a vote.
+    /// A candidate requests a vote.
     RequestVote = 4,
-    /// A vote, or a refusal.
+    /// A vote, or the refusal of one.
     RequestVoteResponse = 5,
-    /// A snapshot's position; the body travels beside it.
+    /// Position of a snapshot. The body is transferred on a stream of its own.
     Snapshot = 6,
-    /// The leader is alive; may carry a read's context.
+    /// Heartbeat of the leader; may carry a read's context.
     Heartbeat = 7,
-    /// A follower has heard; returns the context.
+    /// Acknowledgement of a heartbeat; returns the heartbeat's context.
     HeartbeatResponse = 8,
-    /// The leader asks a follower to campaign at once.
+    /// The leader tells a follower to campaign at once.
     TimeoutNow = 10,
-    /// A follower asks for a read index.
+    /// A follower requests a read index.
     ReadIndex = 11,
-    /// The leader answers with one.
+    /// The leader returns a read index.
     ReadIndexResponse = 12,
-    /// Could I win an election?
+    /// A member asks whether it could win an election (pre-vote).
     RequestPreVote = 13,
-    /// As far as I know, yes or no.
+    /// Answer to a pre-vote request.
     RequestPreVoteResponse = 14,
 }
 
-/// One message. Which fields mean something depends on `kind`.
+/// One consensus message. Which fields have a meaning depends on `kind`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What it is about.
     pub kind: MessageKind,
     /// Sender; never 0.
     pub from: u64,
     /// Receiver; never 0.
     pub to: u64,
-    /// Sender's term; 0 for proposals and reads that are on their way to the leader.
+    /// Sender's term. It is 0 for proposals and read requests on their way to the leader.
     pub term: u64,
-    /// Term of the entry at `index`. `Propose`: how often it was passed on.
+    /// Term of the entry at `index`. In a `Propose`: how often the proposal has been forwarded.
     pub log_term: u64,
-    /// Entry before `entries`, or acknowledged index. `Propose`: the sender's sequence number.
+    /// Index of the entry before `entries`, or the acknowledged index. In a `Propose`: the sender's
+    /// sequence number.
     pub index: u64,
-    /// Commit index. `Propose`: the sender's boot counter.
+    /// Sender's commit index. In a `Propose`: the sender's boot counter.
     pub commit: u64,
     /// Term of the entry at `commit`.
     pub commit_term: u64,
-    /// A refusal.
+    /// Whether the sender refuses the request.
     pub reject: bool,
-    /// Where the refused append might meet the log.
+    /// Index at which the sender of a refusal thinks that the two logs might agree.
     pub reject_hint: u64,
-    /// A follower wants a snapshot at least this new.
+    /// Minimum index of the snapshot that a follower requests; 0 if it requests none.
     pub request_snapshot: u64,
-    /// A read's context, or that an election is a transfer.
+    /// Context of a read. In a vote request, marks a leadership transfer.
     pub context: Bytes,
-    /// Entries.
     pub entries: Vec<Entry>,
-    /// `Snapshot`: its position.
+    /// Position of the snapshot; present in a `Snapshot` only.
     pub snapshot: Option<Position>,
-    /// `Snapshot`: who belonged to the cluster at that position.
+    /// Members of the cluster at the snapshot's position; present in a `Snapshot` only.
     pub members: Option<Members>,
 }
 
 impl Message {
-    /// A message that says nothing yet.
+    /// Returns a message in which every field but the addresses and the kind is empty.
     pub fn new(kind: MessageKind, from: u64, to: u64) -> Self {
         Self {
             kind,
@@ -151,7 +151,7 @@ impl Message {
         }
     }
 
-    /// About what it costs to keep in memory: what queues count.
+    /// Approximate memory that the message occupies, in bytes. The bounds of queues count this.
     pub fn cost(&self) -> usize {
         const FIXED: usize = 160;
         const PER_ENTRY: usize = 48;
@@ -166,7 +166,7 @@ impl Message {
         wire.encode(out).expect("BytesMut grows, so that encoding has no way to fail");
     }
 
-    /// Reads one message, which is all of `bytes`. Entries share the buffer.
+    /// Decodes one message, which must take up all of `bytes`. Its entries share that buffer.
     pub fn decode(bytes: Bytes) -> Result<Self, DecodeError> {
         let wire = Wire::decode(bytes)?;
         let message = Self::try_from(wire)?;
@@ -200,7 +200,7 @@ impl Message {
         }
         let entries_fit = match self.kind {
             Append => self.entries_follow(),
-            // The first entry of a term is its leader's own.
+            // Only a leader itself makes the no-op entry that begins its term.
             Propose => {
                 !self.entries.is_empty()
                     && self.entries.iter().all(|entry| entry.kind != EntryKind::NoOp)
@@ -227,8 +227,8 @@ impl Message {
         Ok(())
     }
 
-    /// An append's entries come one after the other, right after `index`, in terms that don't fall
-    /// and don't pass the sender's.
+    /// Returns whether the entries of an append directly follow `index` without a gap. Their terms
+    /// must not decrease, and must not exceed the sender's.
     fn entries_follow(&self) -> bool {
         let mut at = Position { index: self.index, term: self.log_term.max(1) };
         for entry in &self.entries {
@@ -241,56 +241,52 @@ impl Message {
     }
 }
 
-/// Why bytes are not a message.
+/// Reason why bytes are refused as a message.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum DecodeError {
-    /// Not protobuf, or cut short.
+    /// The bytes are not protobuf, or are truncated.
     #[error("not a consensus message")]
     Malformed(#[from] prost::DecodeError),
-    /// From another version, or junk.
+    /// The message kind is unknown: the sender runs another version, or the bytes are garbage.
     #[error("unknown message kind {0}")]
     Kind(i32),
     /// An entry of a kind that this build does not know.
     #[error("entry {index} is of kind {kind}, which this build does not know")]
     EntryKind {
-        /// Its index.
+        /// Index of that entry.
         index: u64,
-        /// The kind.
+        /// Unknown number of its kind.
         kind: u32,
     },
-    /// An entry without data whose kind has some, or the other way round.
+    /// An entry has data although its kind has none, or lacks data that its kind needs.
     #[error("the data of a {kind:?} entry doesn't fit")]
     EntryData {
-        /// The entry's kind.
         kind: EntryKind,
     },
-    /// Nobody, or oneself.
+    /// Sender and receiver are the same member, or one of them is 0.
     #[error("a message from {from:016x} to {to:016x}")]
     Address {
-        /// Sender.
         from: u64,
-        /// Receiver.
         to: u64,
     },
-    /// Past every bound.
+    /// A number or the entry count exceeds its upper bound.
     #[error("{field} is too large")]
     TooLarge {
-        /// Which field.
+        /// Name of that field.
         field: &'static str,
     },
-    /// Entries where none belong, none where some do, or with gaps.
+    /// Entries are present or absent against the message's kind, or they have gaps.
     #[error("entries of a {kind:?} message don't fit")]
     Entries {
-        /// The message's kind.
         kind: MessageKind,
     },
-    /// A term where none belongs, or none where one does.
+    /// A term is present or absent against the message's kind.
     #[error("the term of a {kind:?} message doesn't fit")]
     Term {
-        /// The message's kind.
         kind: MessageKind,
     },
-    /// A snapshot without a position, or a position without a snapshot.
+    /// A snapshot's position and members are present or absent against the message's kind, or
+    /// malformed.
     #[error("a snapshot's description doesn't fit")]
     Snapshot,
 }
@@ -333,7 +329,7 @@ struct WireEntry {
     index: u64,
     #[prost(uint64, tag = "2")]
     term: u64,
-    /// An [`EntryKind`].
+    /// Number of an [`EntryKind`].
     #[prost(uint32, tag = "3")]
     kind: u32,
     #[prost(bytes = "bytes", tag = "4")]

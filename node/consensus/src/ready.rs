@@ -1,130 +1,128 @@
-//! What consensus asks its caller to do.
+//! Output of consensus: the work that the caller must do.
 
 use crate::{Entry, HardState, Message, Position, ReadContext};
 
-/// One round of work. The crate's documentation says what is owed for each field.
+/// One round of work. The crate's documentation says what the caller owes for each field.
 #[derive(Debug, Default)]
 pub struct Ready {
-    /// Ascending; handed back to [`Consensus::persisted`](crate::Consensus::persisted).
+    /// Ascending number of this round. The caller passes it to
+    /// [`Consensus::persisted`](crate::Consensus::persisted).
     pub number: u64,
-    /// May leave at once.
+    /// Messages that may be sent at once.
     pub messages: Vec<Message>,
-    /// To be made durable.
+    /// State that the caller must make durable.
     pub persist: Persist,
-    /// May leave only when `persist` and everything before it is durable.
+    /// Messages that may be sent only once `persist` and that of all earlier rounds are durable.
     pub after_persist: Vec<Message>,
-    /// Committed and persisted: to be applied, in order.
+    /// Committed entries, durable here, that the caller must apply in order.
     pub committed: Vec<Entry>,
-    /// Reads whose index is confirmed.
+    /// Reads whose index a quorum has confirmed.
     pub reads: Vec<ReadState>,
     /// Entries that a slow peer needs and that are no longer in memory.
     pub fetches: Vec<Fetch>,
-    /// A peer that is behind the log's beginning: it needs a snapshot.
+    /// Peer that needs a snapshot, because the log no longer has the entries that it lacks.
     pub snapshot_wanted: Option<u64>,
 }
 
-/// What has to be durable.
+/// Changes that must be made durable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Persist {
-    /// Present if it changed. A change of `commit` alone may wait for the next write.
+    /// Hard state, if it changed. A change of `commit` alone may wait for the next write.
     pub hard_state: Option<HardState>,
-    /// To be appended; they replace whatever the log holds from the first one's index on.
+    /// Entries to append. They replace everything in the log from the first one's index on.
     pub entries: Vec<Entry>,
-    /// A snapshot of this position replaces log and store, before `entries`.
+    /// Position of a snapshot that replaces log and store before `entries` are appended.
     pub snapshot: Option<Position>,
-    /// Something here can't wait: entries, a snapshot, a new term or vote, a change of members that
-    /// is committed.
+    /// Whether the write can't be delayed. That is so for entries, a snapshot, a new term or vote,
+    /// and a committed change of members.
     pub urgent: bool,
 }
 
-/// A confirmed read: whoever asked under `context` may read once `index` is applied.
+/// A confirmed read: the requester may read once `index` is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadState {
-    /// As returned by [`Consensus::read_index`](crate::Consensus::read_index).
+    /// Context that [`Consensus::read_index`](crate::Consensus::read_index) returned.
     pub context: ReadContext,
-    /// What must be applied first.
+    /// Index that must be applied before the read is answered.
     pub index: u64,
 }
 
-/// Entries to be read from the log, for [`Consensus::fetched`](crate::Consensus::fetched).
+/// Request to read entries from the log and pass them to
+/// [`Consensus::fetched`](crate::Consensus::fetched).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetch {
-    /// Handed back with the result.
+    /// Number of the request. The caller passes it back with the entries.
     pub id: u64,
-    /// First index.
+    /// First index, inclusive.
     pub low: u64,
-    /// One past the last index.
+    /// Last index, exclusive.
     pub high: u64,
-    /// Enough bytes (at least one entry in any case).
+    /// Bytes after which the caller may stop reading. It returns at least one entry in any case.
     pub max_bytes: u64,
 }
 
-/// A member's part.
+/// Role of a member in its current term.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Receives.
+    /// Follows a leader, or waits for one.
     #[default]
     Follower,
-    /// Asks whether an election could be won, without disturbing anyone.
+    /// Runs a pre-vote: asks whether it could win an election, without raising any term.
     PreCandidate,
-    /// Asks for votes.
+    /// Requests votes for itself.
     Candidate,
-    /// Leads.
+    /// Replicates its log to the others.
     Leader,
 }
 
-/// How replication to one peer goes.
+/// State of the replication to one peer, as in etcd's raft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerState {
-    /// Looking for the place where the logs meet.
+    /// Searches for the last entry that both logs have in common.
     Probe,
-    /// Streaming entries.
+    /// Sends entries without waiting for each acknowledgement.
     Replicate,
-    /// Waiting for a snapshot to arrive there.
+    /// Waits until the peer has received a snapshot.
     Snapshot,
 }
 
 /// A leader's view of one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerStatus {
-    /// Who.
     pub member: u64,
-    /// Known to be durable there.
+    /// Highest index known to be durable on the peer.
     pub matched: u64,
-    /// Sent next.
+    /// Index of the next entry to send to the peer.
     pub next: u64,
-    /// Ticks since its last message; `None` if it has sent none since this member started.
+    /// Ticks since the peer's last message; `None` if it has sent none since this member started.
     pub silent_ticks: Option<u64>,
-    /// How replication goes.
     pub state: PeerState,
 }
 
-/// Silence of up to this many ticks is normal: a member that answers each heartbeat, one a tick, may be up to
-/// a tick late with each.
+/// Ticks of silence that are still normal. A peer answers each heartbeat, one a tick, and each
+/// answer may be up to a tick late.
 const PROMPT_TICKS: u64 = 2;
 
 impl PeerStatus {
-    /// Whether it has answered one of the last heartbeats.
+    /// Returns whether the peer has answered one of the latest heartbeats.
     #[must_use]
     pub fn is_prompt(&self) -> bool {
         self.silent_ticks.is_some_and(|ticks| ticks <= PROMPT_TICKS)
     }
 }
 
-/// A moment's view.
+/// Snapshot of an instance's state at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Current term.
     pub term: u64,
-    /// Whom this member voted for in `term`; 0 is nobody.
+    /// Member that received this member's vote in `term`; 0 if none did.
     pub vote: u64,
-    /// The leader this member knows; 0 is none.
+    /// Leader known to this member; 0 if it knows none.
     pub leader: u64,
-    /// This member's part.
     pub role: Role,
-    /// Highest committed index known.
+    /// Highest index known to be committed.
     pub commit: u64,
-    /// Highest index applied.
+    /// Highest index that was applied.
     pub applied: u64,
     /// First index that the log still has.
     pub first: u64,
@@ -132,9 +130,10 @@ pub struct Status {
     pub last: u64,
     /// Last durable index.
     pub persisted: u64,
-    /// Leaders only: an entry that was appended after every change of members that this leader has
-    /// applied. Whoever has it on disk knows there, too, that those are committed.
+    /// Leaders only: index of an entry appended after every change of members that this leader has
+    /// applied. A member that has this entry on disk also knows durably that those changes are
+    /// committed.
     pub settles: Option<u64>,
-    /// Leaders only: the other members, ascending by id.
+    /// Leaders only: replication status of the other members, ascending by id.
     pub peers: Vec<PeerStatus>,
 }

@@ -1,7 +1,8 @@
-//! The library's view of the log: terms of everything, entries of the recent past.
+//! The library's view of the log: the terms of all entries, and the entries of the recent past.
 //!
-//! Entries not yet applied are always here; older ones as far as a bound in bytes allows. A slow
-//! peer that needs still older ones makes a [`Fetch`]: the library asks again when they are there.
+//! Entries that are not applied yet are always here; older ones as far as a limit in bytes allows.
+//! A slow peer that needs still older entries causes a [`Fetch`]. The library asks again once they
+//! are there.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -13,10 +14,10 @@ use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 use crate::convert::{entry_in, hard_state_in, members_in, snapshot_in};
 use crate::{Entry, Fetch, Initial, Members, Position, Terms};
 
-/// More slow peers than this wait for their turn.
+/// Maximum number of fetches at a time; further slow peers wait for their turn.
 const MAX_FETCHES: usize = 8;
 
-/// One read of the disk feeds this many messages.
+/// Number of messages that one read of the disk should fill.
 const MESSAGES_PER_FETCH: u64 = 4;
 
 pub(crate) struct LogView {
@@ -26,14 +27,14 @@ pub(crate) struct LogView {
     cache: VecDeque<RaftEntry>,
     cache_bytes: usize,
     cache_limit: usize,
-    /// Asked by the library through `&self`.
+    /// Requests that the library makes through `&self`.
     asked: RefCell<Asked>,
 }
 
 #[derive(Default)]
 struct Asked {
     fetches: Vec<(Fetch, GetEntriesContext)>,
-    /// The first of `fetches` that the caller hasn't been told of.
+    /// Position in `fetches` of the first that the caller has not taken yet.
     told: usize,
     next_fetch: u64,
     fetched: Vec<RaftEntry>,
@@ -41,19 +42,20 @@ struct Asked {
     snapshot_wanted: Option<u64>,
 }
 
-/// What an entry's allocations cost besides what is asked for.
+/// Estimated memory of an entry's allocations beyond the requested bytes.
 const ALLOCATION_BYTES: usize = 64;
 
-/// Data up to this is copied when an entry is kept: it came as a slice of a message or a record, all
-/// of which it would keep alive.
+/// Maximum size of data that is copied when an entry is cached. The data is a slice of a message or
+/// record, and would otherwise keep all of that in memory.
 const COPY_BYTES: usize = 16 * 1024;
 
-/// What a kept entry costs in memory.
+/// Returns the memory that a cached entry occupies, in bytes.
 fn cost(entry: &RaftEntry) -> usize {
     entry.data.len() + entry.context.len() + size_of::<RaftEntry>() + ALLOCATION_BYTES
 }
 
-/// `entry` for the cache, where it outlives what it came with.
+/// Returns a copy of `entry` for the cache. Small data is copied, so the cache doesn't hold the
+/// buffer it came in.
 fn kept(entry: &RaftEntry) -> RaftEntry {
     let mut kept = entry.clone();
     for part in [&mut kept.data, &mut kept.context] {
@@ -112,7 +114,8 @@ impl LogView {
         }
     }
 
-    /// Forgets entries up to `applied`, oldest first, until the rest fits the bound.
+    /// Drops applied entries (up to `applied`) from the cache, oldest first, until the rest fits
+    /// the limit.
     pub(crate) fn evict(&mut self, applied: u64) {
         while self.cache_bytes > self.cache_limit
             && self.cache.front().is_some_and(|entry| entry.index <= applied)
@@ -121,7 +124,7 @@ impl LogView {
         }
     }
 
-    /// The log no longer has entries up to `through`.
+    /// Drops entries up to `through`, because the log no longer has them.
     pub(crate) fn compact(&mut self, through: Position) {
         if through.index <= self.base.index {
             return;
@@ -133,7 +136,7 @@ impl LogView {
         self.base = through;
     }
 
-    /// A snapshot replaces everything.
+    /// Discards all entries and fetches, because a snapshot at `at` replaces the log.
     pub(crate) fn restore(&mut self, at: Position) {
         self.base = at;
         self.terms = Terms::default();
@@ -145,7 +148,7 @@ impl LogView {
         asked.fetched.clear();
     }
 
-    /// New questions since the last call.
+    /// Returns the fetches made since the last call.
     pub(crate) fn take_fetches(&mut self) -> Vec<Fetch> {
         let asked = self.asked.get_mut();
         let new = asked.fetches[asked.told..].iter().map(|(fetch, _)| *fetch).collect();
@@ -158,7 +161,7 @@ impl LogView {
         asked.told < asked.fetches.len() || asked.snapshot_wanted.is_some()
     }
 
-    /// The answer to a fetch; returns what the library needs to ask again.
+    /// Takes the entries of a fetch. Returns the context with which the library asks again.
     pub(crate) fn fetched(&mut self, id: u64, entries: &[Entry]) -> Option<GetEntriesContext> {
         let asked = self.asked.get_mut();
         let at = asked.fetches.iter().position(|(fetch, _)| fetch.id == id)?;
@@ -186,7 +189,7 @@ impl LogView {
         Some(limited(self.cache.iter().skip(skip), high, max_bytes))
     }
 
-    /// What was fetched, if `low` is in it and it still is what the log holds.
+    /// Returns fetched entries from `low` on, if they include it and are still what the log holds.
     fn stashed(&self, low: u64, high: u64, max_bytes: u64) -> Option<Vec<RaftEntry>> {
         let asked = self.asked.borrow();
         let first = asked.fetched.first()?;
@@ -287,7 +290,7 @@ mod tests {
     use crate::EntryKind;
     use crate::convert::entry_out;
 
-    /// Entries as they come from a peer: each is a few bytes of a larger buffer.
+    /// Returns an entry as it comes from a peer: its few bytes are a slice of a larger buffer.
     fn sliced(index: u64) -> (Entry, Bytes) {
         let buffer = Bytes::from(vec![7; 8192]);
         (Entry { index, term: 1, kind: EntryKind::Normal, data: buffer.slice(100..116) }, buffer)
@@ -338,7 +341,7 @@ mod tests {
             view.append(&[entry_in(&sliced(index).0)]);
             view.evict(index);
         }
-        // An empty entry and the least that an allocator gives it.
+        // Memory of an empty entry, with the least that an allocator adds.
         assert!(view.cache.len() * (size_of::<RaftEntry>() + 16 + 64) <= 100_000);
         assert!(view.cache.len() > 100);
     }

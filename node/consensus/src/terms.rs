@@ -1,4 +1,4 @@
-//! The term of every entry in the log, as runs: a few bytes per election, whatever the log's size.
+//! Terms of all log entries, stored as runs: a few bytes per election, whatever the log's size.
 
 use crate::Position;
 
@@ -12,7 +12,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Appends entry `index`; whatever stood at or after it is gone.
+    /// Appends entry `index`. Entries at or after that index are discarded.
     pub fn push(&mut self, index: u64, term: u64) {
         while self.runs.last().is_some_and(|run| run.0 >= index) {
             self.runs.pop();
@@ -23,7 +23,7 @@ impl Terms {
         self.last = index;
     }
 
-    /// Drops everything up to `through`.
+    /// Drops entries up to and including `through`.
     pub fn compact(&mut self, through: u64) {
         if self.runs.is_empty() {
             return;
@@ -41,7 +41,7 @@ impl Terms {
         }
     }
 
-    /// The term of entry `index`, if it is covered.
+    /// Returns the term of entry `index`, or `None` if the range doesn't cover it.
     pub fn get(&self, index: u64) -> Option<u64> {
         if self.runs.is_empty() || index > self.last {
             return None;
@@ -50,7 +50,7 @@ impl Terms {
         (after > 0).then(|| self.runs[after - 1].1)
     }
 
-    /// The last entry covered.
+    /// Returns the last entry covered, or `None` if there is none.
     pub fn last(&self) -> Option<Position> {
         self.runs.last().map(|run| Position { index: self.last, term: run.1 })
     }

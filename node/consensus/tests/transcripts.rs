@@ -1,8 +1,9 @@
-//! What members say to each other, as transcripts: one file in `transcripts/` for each case.
+//! Messages between members, as transcripts: one file in `transcripts/` for each case.
 //!
-//! A file is commands and, below each block of them, what came of it; a command in brackets says
-//! nothing. A file that differs fails, and stays as it is: only `UPDATE_GOLDENFILES=1` writes it
-//! anew, and never in CI. Read the difference before it is committed. The commands stand in `run`.
+//! A file consists of commands, and below each block of them their output. A command in brackets
+//! has its output hidden. If the output differs from the file, the test fails and leaves the file
+//! as it is. `UPDATE_GOLDENFILES=1` rewrites the files, but never in CI. Read the difference before
+//! you commit it. The function `run` defines the commands.
 
 mod cluster;
 
@@ -38,7 +39,7 @@ fn numbers(text: &str) -> Result<Vec<u64>, Failed> {
 }
 
 impl Script {
-    /// A new cluster, each member a follower; with `leader=`, that one has been elected.
+    /// Starts a new cluster of followers; with `leader=`, elects that member.
     fn begin(&mut self, args: &mut ArgumentConsumer<'_>) -> Result<(), Failed> {
         let ids = |text: Option<&str>| numbers(text.unwrap_or(""));
         let members = Members {
@@ -71,7 +72,7 @@ impl Runner for Script {
         }
         let id = number(args.next_pos().ok_or("which member?")?)?;
         match command.name.as_str() {
-            // N ticks of one member's clock.
+            // tick MEMBER [N]: advances one member's clock by N ticks.
             "tick" => {
                 for _ in 0..number(args.next_pos().unwrap_or("1"))? {
                     cluster.member(id).tick();
@@ -82,7 +83,7 @@ impl Runner for Script {
                 cluster.member(id).campaign();
                 cluster.work(id);
             }
-            // Requests, in one round.
+            // propose MEMBER DATA...: proposes all data in one round.
             "propose" => {
                 let mut data = Vec::new();
                 while let Some(text) = args.next_pos() {
@@ -90,7 +91,9 @@ impl Runner for Script {
                 }
                 cluster.propose(id, EntryKind::Normal, data)?;
             }
-            // A change of members; its text is what the state machine will make of it.
+            // change MEMBER voter=
+            // learner=
+            // remove=: the test's state machine parses this text when it applies the change.
             "change" => {
                 let (what, who) = args.next_key().ok_or("voter=, learner= or remove=")?;
                 number(who)?;
@@ -103,28 +106,30 @@ impl Runner for Script {
                 cluster.tell(format!("{id} {}", if begun { "hands over" } else { "refuses" }));
                 cluster.work(id);
             }
-            // One round of messages to one member.
+            // deliver MEMBER: delivers all messages for one member.
             "deliver" => cluster.deliver(id),
-            // Nothing reaches it, and nothing of it arrives.
+            // cut MEMBER: drops all messages to and from the member, until `heal`.
             "cut" => cluster.cut(id),
             "heal" => cluster.heal(id),
-            // Its disk answers nothing that it is given to write.
+            // stall MEMBER: the member's disk acknowledges no writes, until `resume`.
             "stall" => cluster.stall(id, true),
             "resume" => cluster.stall(id, false),
-            // A new member, which the others expect, begins with what one of them has.
+            // join MEMBER from=OTHER: starts a new member from the state of an existing one.
             "join" => {
                 let from = number(args.take_key("from").ok_or("from whom?")?)?;
                 cluster.join(id, from);
             }
-            // Power goes, and comes back: what was not durable is gone.
+            // restart MEMBER: simulates a power failure, in which everything that was not durable
+            // is lost.
             "restart" => cluster.restart(id),
             "compact" => {
                 let to = number(args.next_pos().ok_or("up to where?")?)?;
                 cluster.compact(id, to);
             }
-            // The snapshot that it made is no longer there.
+            // forget_snapshot MEMBER: the member's snapshot is no longer available.
             "forget_snapshot" => cluster.member(id).snapshot_built(None),
-            // A message that no honest member sends, or that comes too late.
+            // forge MEMBER FIELD=...: delivers a message that is too late, or that no correct
+            // member sends.
             "forge" => {
                 let mut fields = Vec::new();
                 while let Some((key, value)) = args.next_key() {
@@ -140,7 +145,7 @@ impl Runner for Script {
     }
 }
 
-/// What the state machine reads out of a change's text.
+/// Parses the text of a change, as the state machine would.
 fn parse_change(text: &str) -> ConfChange {
     let (what, who) = text.split_once('=').expect("the script has checked it");
     let id = who.parse().expect("the script has checked it");

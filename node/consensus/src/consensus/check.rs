@@ -1,4 +1,5 @@
-//! What is refused of the messages that peers send, and what is mended.
+//! Checks on peers' messages: which are refused, and which are corrected before the library sees
+//! them.
 
 use raft::StateRole;
 use thiserror::Error;
@@ -6,40 +7,42 @@ use thiserror::Error;
 use super::Consensus;
 use crate::{Message, MessageKind};
 
-/// No member is behind by more terms, at an election a second for a century. A term near the highest
-/// that there is would be remembered for ever, and leave none to elect a leader in.
+/// Maximum number of terms that a message may be ahead of this member. No member falls further
+/// behind, at an election a second for a century. A term near the highest possible one would be
+/// remembered for ever, and leave no term for another election.
 const MAX_TERM_AHEAD: u64 = 1 << 32;
 
-/// Why a message was not taken. It had no effect.
+/// Reason why a message was refused. A refused message has no effect.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum StepError {
-    /// For somebody else.
+    /// The message is addressed to another member.
     #[error("a message for {to:016x}")]
     NotForUs {
-        /// For whom.
+        /// Member that the message is addressed to.
         to: u64,
     },
-    /// From somebody who isn't a member, and of a kind that only members send; or from one that was
+    /// The sender isn't a member and the kind is one that only members send, or the sender was
     /// removed.
     #[error("a message from {from:016x}, who is not a member")]
     NotAMember {
-        /// From whom.
+        /// Sender of the message.
         from: u64,
     },
-    /// It can't be true: the sender lost data, we did, or somebody lies.
+    /// The message contradicts this member's state. The sender lost data, this member did, or
+    /// somebody lies.
     #[error("{kind:?} from {from:016x} can't be: {what}")]
     Impossible {
-        /// From whom.
+        /// Sender of the message.
         from: u64,
-        /// What kind.
         kind: MessageKind,
-        /// What is wrong.
+        /// Contradiction that was found.
         what: &'static str,
     },
 }
 
 impl Consensus {
-    /// Refuses what can't be, mends what the library would mishandle, drops what is stale.
+    /// Refuses impossible messages, corrects those that the library would mishandle, and drops
+    /// stale ones (`None`).
     pub(super) fn check(&mut self, mut message: Message) -> Result<Option<Message>, StepError> {
         if message.to != self.member {
             return Err(StepError::NotForUs { to: message.to });
@@ -48,7 +51,7 @@ impl Consensus {
             return Err(StepError::NotAMember { from: message.from });
         }
         if message.term != 0 && message.term < self.raw.raft.term {
-            // The library answers or ignores it by its term alone.
+            // The library answers or ignores a message of an older term by its term alone.
             return Ok(Some(message));
         }
         let impossible =
@@ -61,10 +64,10 @@ impl Consensus {
             MessageKind::Unknown | MessageKind::Propose => {
                 return impossible("proposals are proposed, not stepped");
             }
-            // The library would pass it on in the asker's name, to the asker itself if that leads by
-            // now. Who asked will ask again.
+            // The library would forward the request in the requester's name, perhaps to the
+            // requester itself if that leads by now. The requester retries in any case.
             MessageKind::ReadIndex if self.raw.raft.state != StateRole::Leader => return Ok(None),
-            // A leader that would hand over gives up, and goes on.
+            // The leader that wants to hand over gives up after a while, and stays leader.
             MessageKind::TimeoutNow if self.is_restoring() => return Ok(None),
             MessageKind::Heartbeat if message.commit > log.last_index() => {
                 return impossible("it commits entries that are not in this member's log");
@@ -95,9 +98,10 @@ impl Consensus {
         Ok(Some(message))
     }
 
-    /// Whether `from` may send such a message. A member that was away doesn't know of those that came
-    /// meanwhile: one of them may lead, or need its vote, and a server takes both from servers that are
-    /// not in its configuration (Raft dissertation 4.1). Who may speak at all is the transport's matter.
+    /// Returns whether `from` may send a message of this kind. A member that was offline doesn't
+    /// know members added meanwhile. One of those may be the leader, or need this member's vote. A
+    /// Raft server accepts both from servers that are not in its configuration (Raft dissertation
+    /// 4.1). The transport decides which peers may connect at all.
     fn may_say(&self, from: u64, kind: MessageKind) -> bool {
         let anybody = matches!(
             kind,
@@ -110,7 +114,7 @@ impl Consensus {
         self.raw.raft.prs().get(from).is_some() || (anybody && !self.removed.contains(&from))
     }
 
-    /// Whether an append that fits the log would change something committed.
+    /// Returns whether an append that fits the log would replace a committed entry.
     fn contradicts(&self, message: &Message) -> bool {
         let log = &self.raw.raft.raft_log;
         message
@@ -121,8 +125,9 @@ impl Consensus {
             && log.match_term(message.index, message.log_term)
     }
 
-    /// A rejection at or below what the peer is known to have is late; one that hints below it is
-    /// raised to it: 0.7.0 would send again what the peer has. Returns whether the message still says anything.
+    /// Corrects a rejection for the library. One at or below the index that the peer is known to
+    /// have is late, and is dropped. A hint below that index is raised to it: raft 0.7.0 would send
+    /// again what the peer has. Returns false if the message is to be dropped.
     fn mend_rejection(&mut self, message: &mut Message) -> bool {
         if !message.reject || message.request_snapshot != 0 {
             return true;

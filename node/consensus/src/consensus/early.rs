@@ -1,5 +1,5 @@
-//! What a member can't do yet when it is asked to, and does as soon as it can. Whoever asked asks once,
-//! and would find out by the clock only that nothing came of it.
+//! Requests that come too early, and are kept until they can be served. The sender doesn't repeat
+//! such a request, and would learn from a time-out only that it failed.
 
 use std::mem;
 
@@ -9,21 +9,24 @@ use super::Consensus;
 use crate::convert::message_in;
 use crate::{Message, MessageKind};
 
-/// Questions that wait for a leader's first commit; more are dropped, and asked again later.
+/// Maximum number of read requests that wait for a leader's first commit. Further ones are dropped,
+/// and their senders retry later.
 const MOST_QUESTIONS: usize = 64;
 
-/// What came too early.
+/// Requests that came too early.
 #[derive(Default)]
 pub(super) struct Early {
-    /// For a leader's commit index, before it has committed anything in its term: it doesn't know how far
-    /// it must be (Raft dissertation 6.4). etcd's raft.go keeps them as well.
+    /// Read index requests that reached a leader before it committed an entry in its term. Until
+    /// then it doesn't know the read index (Raft dissertation 6.4). etcd's raft.go keeps them as
+    /// well.
     questions: Vec<Message>,
-    /// A leader's word that this member is to take over, and for how many ticks that leader waits for it.
+    /// A leader's request that this member take over, and for how many more ticks that leader
+    /// waits.
     turn: Option<(Message, usize)>,
 }
 
 impl Early {
-    /// A tick of the clock.
+    /// Advances the clock by one tick; a request to take over is dropped once its time is up.
     pub(super) fn tick(&mut self) {
         let waits = |(told, ticks): (Message, usize)| Some((told, ticks.checked_sub(1)?));
         self.turn = self.turn.take().and_then(waits);
@@ -31,7 +34,7 @@ impl Early {
 }
 
 impl Consensus {
-    /// Asks for the leader's commit index, in this member's name or in another one's.
+    /// Asks the leader for its commit index, on behalf of this member or of a peer.
     pub(super) fn ask_index(&mut self, question: Message) {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader || raft.commit_to_current_term() {
@@ -41,8 +44,8 @@ impl Consensus {
         }
     }
 
-    /// Takes up the questions that waited for the term's first commit. Those who asked a leader that is
-    /// none any more ask the next one.
+    /// Handles the read requests that waited for the term's first commit. If this member is no
+    /// longer the leader, they are dropped, and the requesters ask the next leader.
     pub(super) fn answer_early(&mut self) {
         let raft = &self.raw.raft;
         let leads = raft.state == StateRole::Leader;
@@ -56,8 +59,8 @@ impl Consensus {
         }
     }
 
-    /// The leader hands over to this member. It may not stand for election while a change of members is
-    /// committed and not applied here.
+    /// Campaigns because the leader transfers its leadership to this member. If a change of members
+    /// is committed and not applied here, the library refuses to campaign, and the request is kept.
     pub(super) fn take_over(&mut self, told: Message, ticks: usize) {
         debug_assert_eq!(told.kind, MessageKind::TimeoutNow, "nothing else tells it to");
         let _ = self.raw.step(message_in(told.clone()));
@@ -68,7 +71,8 @@ impl Consensus {
         }
     }
 
-    /// Something was applied: it may be what kept this member from taking over.
+    /// Retries a kept request to take over, after an entry was applied: that entry may have been
+    /// the obstacle.
     pub(super) fn take_over_late(&mut self) {
         if let Some((told, ticks)) = self.early.turn.take() {
             self.take_over(told, ticks);

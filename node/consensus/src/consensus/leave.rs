@@ -1,4 +1,4 @@
-//! A member that was removed, and what it still owes to those who stay.
+//! Duties of a removed member towards the members that remain.
 
 use raft::StateRole;
 
@@ -7,17 +7,19 @@ use crate::convert::message_in;
 use crate::{Message, MessageKind};
 
 impl Consensus {
-    /// Whether this member has applied its own removal, and nobody needs it any more.
+    /// Returns whether this member has applied its own removal, and no other member needs it any
+    /// more.
     ///
-    /// One that found out itself, as the leader, may be the only one that knows, of two members for
-    /// example, that its removal is committed; so may one that was told before its process ended, and
-    /// has forgotten by whom. It stays, votes, tells, and acknowledges what it is sent, until somebody else
-    /// says so. One that another leader has told since knows that this one knows.
+    /// A leader that found the commit of its own removal may be the only member that knows of it,
+    /// for example of two members. A process that has restarted may be in the same position,
+    /// because it forgot who told it. Such a member stays until another member tells it that it was
+    /// removed. Until then it votes, acknowledges appends, and says what is committed. A member
+    /// that was told by another leader may leave, because that leader knows.
     pub fn has_left(&self) -> bool {
         !self.members.contains(self.member) && !self.stays
     }
 
-    /// While it leads, what it knows to be committed is its own finding.
+    /// Records, while this member is the leader, the commit index as its own finding.
     pub(super) fn note_found(&mut self) {
         let raft = &self.raw.raft;
         if raft.state == StateRole::Leader {
@@ -25,17 +27,19 @@ impl Consensus {
         }
     }
 
-    /// Somebody would stand for election.
+    /// Handles a vote request of any kind.
     ///
-    /// A removed leader can't give its vote to one whose log is shorter than its own, and may be asked
-    /// for it by one who can't win without. It tells that one what is committed instead, as the leader of
-    /// its last term still may: after that the other counts without it.
+    /// A removed leader can't vote for a candidate whose log is shorter than its own, but that
+    /// candidate may be unable to win without its vote. The removed leader then sends what is
+    /// committed, which it may do as the leader of its last term. Afterwards the candidate counts
+    /// majorities without it.
     pub(super) fn ask_for_vote(&mut self, asked: Message) {
         let (to, index, log_term) = (asked.from, asked.index, asked.log_term);
         let _ = self.raw.step(message_in(asked));
         let raft = &self.raw.raft;
         let last_led = self.led.filter(|term| self.stays && raft.term == *term);
-        // A log whose last entry this member made in that term is the beginning of its own.
+        // This member made the last entry of that log in its last term, so that log is a prefix of
+        // its own.
         if last_led == Some(log_term) && index < raft.raft_log.last_index() {
             let commit = raft.raft_log.committed.min(index);
             let told = Message::new(MessageKind::Heartbeat, self.member, to);

@@ -3,7 +3,7 @@ use bytes::Bytes;
 use super::*;
 use crate::{ConfChange, Members};
 
-/// A follower of three that has been sent a snapshot, which nobody has installed yet.
+/// Returns a follower, member 2 of three, that was sent a snapshot which is not installed yet.
 fn restoring() -> Consensus {
     let members = Members { voters: vec![1, 2, 3], learners: Vec::new() };
     let initial = Initial { members: members.clone(), ..Initial::default() };
@@ -24,7 +24,8 @@ fn restoring() -> Consensus {
 #[test]
 fn who_takes_over_a_snapshot_does_not_stand_for_election() {
     let mut follower = restoring();
-    // Its leader falls silent for many time-outs, somebody would hand over to it, and it is told to.
+    // No leader is heard for many time-outs, then a transfer of leadership to the follower arrives,
+    // and `campaign` is called.
     for _ in 0..100 {
         follower.tick();
     }
@@ -41,7 +42,7 @@ fn who_takes_over_a_snapshot_does_not_stand_for_election() {
     assert_eq!(follower.status().role, Role::PreCandidate, "then it does again");
 }
 
-/// What it says to its peers. Its disk is fast, and its store.
+/// Carries out all work of `member`, with a disk and store that are instant. Returns its messages.
 fn run(member: &mut Consensus) -> Vec<Message> {
     let mut said = Vec::new();
     while member.has_ready() {
@@ -55,7 +56,7 @@ fn run(member: &mut Consensus) -> Vec<Message> {
     said
 }
 
-/// What a peer answers that agrees to everything.
+/// Returns the answer of a peer that agrees to every request.
 fn agrees(to: &Message) -> Option<Message> {
     let kind = match to.kind {
         MessageKind::RequestPreVote => MessageKind::RequestPreVoteResponse,
@@ -67,7 +68,7 @@ fn agrees(to: &Message) -> Option<Message> {
     Some(Message { term: to.term, index, ..Message::new(kind, to.to, to.from) })
 }
 
-/// The leader of two.
+/// Returns member 1 as the settled leader of two.
 fn leader() -> Consensus {
     let members = Members { voters: vec![1, 2], learners: Vec::new() };
     let initial = Initial { members, ..Initial::default() };
@@ -83,8 +84,8 @@ fn leader() -> Consensus {
     }
 }
 
-/// The other one of two ends for good when it hears that it is removed. A leader that could forget
-/// that this is committed would wait for ever for its vote.
+/// Of two members, one is removed and ends for good when it hears so. If the leader then forgot the
+/// commit, it would wait for ever for the removed member's vote.
 #[test]
 fn nobody_hears_of_a_committed_change_before_the_leaders_disk() {
     let mut leader = leader();
@@ -119,8 +120,9 @@ fn other_entries_wait_for_no_disk_once_they_are_committed() {
     assert_eq!((ready.messages.len(), ready.committed.len()), (1, 1));
 }
 
-/// The only voter needs nobody's vote to lead. If it showed entries of a term that its disk could
-/// forget, it would lead in that term again, and put other entries where a learner has those.
+/// The only voter needs no other vote to lead. If it sent entries of a term that its disk could
+/// forget, it would lead in that term again. It would then write other entries in places where a
+/// learner has the earlier ones.
 #[test]
 fn a_learner_hears_of_no_term_before_the_only_voters_disk() {
     let members = Members { voters: vec![1], learners: vec![2] };
@@ -141,8 +143,8 @@ fn a_learner_hears_of_no_term_before_the_only_voters_disk() {
     assert!(shown.iter().any(|message| message.to == 2 && !message.entries.is_empty()));
 }
 
-/// A leader of two whose disk is slow, and which is a follower again when it applies that the other one
-/// was removed.
+/// The member led two with a slow disk, and is a follower again when it applies the removal of the
+/// other.
 #[test]
 fn an_only_voter_stands_for_election_once_its_log_is_durable() {
     let mut member = leader();
@@ -163,8 +165,8 @@ fn an_only_voter_stands_for_election_once_its_log_is_durable() {
     assert_eq!(member.status().role, Role::Leader);
 }
 
-/// Of two members the one that leads is removed, by an entry of the other one's term. It alone knows that
-/// this is committed; the other one needs its vote.
+/// Of two members, the leader is removed by an entry of the other's term. Only the leader knows
+/// that the entry is committed, and the other member needs its vote.
 #[test]
 fn a_leader_that_was_removed_stays_for_those_who_do_not_know_it() {
     let mut removed = leader();
@@ -193,7 +195,7 @@ fn a_leader_that_was_removed_stays_for_those_who_do_not_know_it() {
     assert!(said.iter().any(|it| it.kind == MessageKind::AppendResponse && it.index == last + 1));
 }
 
-/// The same, but for a while nobody answers before it applies that: it leads no longer by then.
+/// A leader of two gets no answers and steps down; only then does it apply its own removal.
 #[test]
 fn a_leader_that_stepped_down_before_it_applied_its_removal_stays_too() {
     let mut removed = leader();
@@ -210,7 +212,7 @@ fn a_leader_that_stepped_down_before_it_applied_its_removal_stays_too() {
     assert!(said.iter().any(|it| it.kind == MessageKind::RequestVoteResponse && !it.reject));
 }
 
-/// The same, but its process ends before it has applied that.
+/// A leader of two restarts after its removal is committed, and before it has applied it.
 #[test]
 fn a_member_that_knew_of_its_removal_when_it_began_stays_until_it_is_told() {
     let members = Members { voters: vec![1, 2], learners: Vec::new() };
@@ -227,8 +229,8 @@ fn a_member_that_knew_of_its_removal_when_it_began_stays_until_it_is_told() {
     assert!(!member.has_left());
 }
 
-/// The same, but its process ends once it has applied that. It can't give its vote to one whose log is
-/// shorter, and says what is committed.
+/// A leader of two restarts after it has applied its own removal. It can't vote for a candidate
+/// whose log is shorter than its own, and answers what is committed.
 #[test]
 fn a_member_that_was_removed_before_it_began_stays_until_it_is_told() {
     let mut initial = Initial {
@@ -264,7 +266,8 @@ fn a_follower_that_was_removed_has_left() {
     assert!(member.has_left());
 }
 
-/// A follower, member 1 of three, that is told of a change of members, and that it is committed.
+/// Returns a follower, member 1 of three, that was sent a committed change of members, and the
+/// change's index.
 fn with_a_change() -> (Consensus, u64) {
     let members = Members { voters: vec![1, 2, 3], learners: Vec::new() };
     let initial = Initial { members, ..Initial::default() };
@@ -277,7 +280,8 @@ fn with_a_change() -> (Consensus, u64) {
     (member, 2)
 }
 
-/// One that has yet to apply it.
+/// Returns a follower that has stored a committed change of members and not applied it, and the
+/// change's index.
 fn behind_a_change() -> (Consensus, u64) {
     let (mut member, change) = with_a_change();
     while member.has_ready() {
@@ -288,7 +292,8 @@ fn behind_a_change() -> (Consensus, u64) {
     (member, change)
 }
 
-/// It refuses whoever that change removed, who then ends for good. It must not come back and need them.
+/// A follower that has applied a change refuses the removed member, which then ends for good. So
+/// the follower must not restart in a state where it needs that member.
 #[test]
 fn a_follower_applies_a_change_once_its_disk_knows_that_it_is_committed() {
     let (mut member, change) = with_a_change();
@@ -307,7 +312,7 @@ fn a_follower_applies_a_change_once_its_disk_knows_that_it_is_committed() {
     assert_eq!((known, member.status().applied), (change, change));
 }
 
-/// Its leader says so once, and takes no proposals until it gives up.
+/// The leader asks only once, and accepts no proposals until it gives up.
 #[test]
 fn who_is_told_to_take_over_does_so_as_soon_as_the_last_change_is_applied() {
     let (mut member, change) = behind_a_change();
@@ -333,7 +338,7 @@ fn who_was_told_to_take_over_long_ago_leaves_its_leader_alone() {
     assert_eq!(member.status().role, Role::Follower);
 }
 
-/// From the other one of two.
+/// Returns a message from member 2 to member 1.
 fn message(kind: MessageKind) -> Message {
     Message::new(kind, 2, 1)
 }

@@ -1,4 +1,4 @@
-//! Members in one thread, with a disk and a network that do as they are told.
+//! A cluster in one thread, whose disks and network a test controls.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;
@@ -12,7 +12,7 @@ use node_consensus::{
 
 use crate::parse_change;
 
-/// What survives a restart.
+/// State of a member that survives a restart.
 #[derive(Default)]
 struct Disk {
     hard_state: HardState,
@@ -26,15 +26,15 @@ struct Member {
     consensus: Option<Consensus>,
     disk: Disk,
     boot: u64,
-    /// Whether its disk answers.
+    /// Whether the disk leaves urgent writes unacknowledged.
     stalled: bool,
-    /// Written, and not known to be durable.
+    /// Rounds of work whose write is not known to be durable.
     waiting: VecDeque<Ready>,
-    /// What was not urgent: it goes with the next that is.
+    /// Latest hard state that was not urgent; it is written with the next urgent one.
     lazy: Option<HardState>,
 }
 
-/// The members, what is on its way between them, and what has happened since it was last told.
+/// The members, the messages between them, and the transcript since it was last taken.
 #[derive(Default)]
 pub(crate) struct Cluster {
     members: BTreeMap<u64, Member>,
@@ -97,7 +97,7 @@ impl Cluster {
         member.consensus = Some(Consensus::new(&config, &initial).expect("its disk is whole"));
     }
 
-    /// A new member begins with what another one has.
+    /// Adds a new member, which starts from the applied state of member `from`.
     pub(crate) fn join(&mut self, id: u64, from: u64) {
         let theirs = &self.at(from).disk;
         let disk = Disk {
@@ -175,7 +175,7 @@ impl Cluster {
         self.work(id);
     }
 
-    /// Gives a member everything that is on its way to it, in order.
+    /// Delivers all pending messages for a member, in order.
     pub(crate) fn deliver(&mut self, id: u64) {
         let (mine, others): (VecDeque<Message>, _) =
             self.network.drain(..).partition(|message| message.to == id);
@@ -200,7 +200,7 @@ impl Cluster {
         }
     }
 
-    /// Delivers until nothing is on its way and nobody has anything to do.
+    /// Delivers messages until none is pending and no member has work.
     pub(crate) fn settle(&mut self) {
         for _ in 0..200 {
             let ids: Vec<u64> = self.members.keys().copied().collect();
@@ -215,7 +215,7 @@ impl Cluster {
         self.tell("it never settles");
     }
 
-    /// Carries out everything that a member has to do.
+    /// Carries out all work that a member has.
     pub(crate) fn work(&mut self, id: u64) {
         loop {
             while self.member(id).has_ready() {
@@ -275,7 +275,8 @@ impl Cluster {
         self.member(id).applied(entry.index);
     }
 
-    /// Whether the disk had something to say.
+    /// Completes the oldest pending write of a member. Returns false if there is none, or if it is
+    /// stalled.
     fn answer_of_the_disk(&mut self, id: u64) -> bool {
         let member = self.at(id);
         let stalled = member.stalled;
