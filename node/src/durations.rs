@@ -1,27 +1,28 @@
-//! How long things took, in buckets with etcd's bounds: counted where they are done, read by `/metrics`.
+//! Histograms of durations, with etcd's bucket bounds: recorded where the work is done, read by
+//! `/metrics`.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// What a disk does: 1 ms to 8.2 s.
+/// Bucket bounds for operations of a disk: 1 ms to 8.2 s.
 static DISK: [u64; 14] = doubling(1_000);
-/// A message to a peer and back: 0.1 ms to 3.3 s.
+/// Bucket bounds for a round trip to a peer: 0.1 ms to 3.3 s.
 static ROUND_TRIP: [u64; 16] = doubling(100);
-/// A checksum of all data: 10 ms to 164 s.
+/// Bucket bounds for a checksum of all data: 10 ms to 164 s.
 static HASH: [u64; 15] = doubling(10_000);
-/// The whole state, to or from a peer: 0.1 s to 51.2 s.
+/// Bucket bounds for a transfer of the whole state to or from a peer: 0.1 s to 51.2 s.
 static TRANSFER: [u64; 10] = doubling(100_000);
-/// A call: what gRPC's own metrics have, 5 ms to 10 s.
+/// Bucket bounds for a call, as in gRPC's own metrics: 5 ms to 10 s.
 static CALL: [u64; 11] = [
     5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 5_000_000,
     10_000_000,
 ];
 
-/// A request of the API: what etcd has, 1 ms to 0.5 s.
+/// Bucket bounds for a request of the API, as in etcd: 1 ms to 0.5 s.
 static REQUEST: [u64; 10] = doubling(1_000);
-/// The application of one entry, or a range: what etcd has, 0.1 ms to 0.8 s.
+/// Bucket bounds for applying one entry or reading one range, as in etcd: 0.1 ms to 0.8 s.
 static APPLY: [u64; 14] = doubling(100);
-/// A snapshot written to the store's disk: what etcd has, 10 ms to 328 s.
+/// Bucket bounds for writing a snapshot to the store's disk, as in etcd: 10 ms to 328 s.
 static SNAPSHOT: [u64; 16] = doubling(10_000);
 
 const fn doubling<const N: usize>(first_micros: u64) -> [u64; N] {
@@ -34,17 +35,17 @@ const fn doubling<const N: usize>(first_micros: u64) -> [u64; N] {
     bounds
 }
 
-/// How long something took, each time it was done.
+/// Histogram of durations.
 #[derive(Debug)]
 pub struct Durations {
-    /// Upper bounds in microseconds.
+    /// Upper bounds of the buckets, in microseconds.
     bounds: &'static [u64],
-    /// The last one is of those above all bounds.
+    /// Count of each bucket; the last bucket is for durations above all bounds.
     counts: Box<[AtomicU64]>,
     micros: AtomicU64,
 }
 
-/// Of what a disk does.
+/// Empty histogram with the bounds for operations of a disk.
 impl Default for Durations {
     fn default() -> Self {
         Self::within(&DISK)
@@ -57,42 +58,42 @@ impl Durations {
         Self { bounds, counts, micros: AtomicU64::new(0) }
     }
 
-    /// Of messages to a peer and back.
+    /// Returns an empty histogram for round trips to a peer.
     pub(crate) fn of_round_trips() -> Self {
         Self::within(&ROUND_TRIP)
     }
 
-    /// Of checksums of all data.
+    /// Returns an empty histogram for checksums of all data.
     pub(crate) fn of_hashes() -> Self {
         Self::within(&HASH)
     }
 
-    /// Of snapshots to and from peers.
+    /// Returns an empty histogram for transfers of snapshots to and from peers.
     pub(crate) fn of_transfers() -> Self {
         Self::within(&TRANSFER)
     }
 
-    /// Of calls.
+    /// Returns an empty histogram for calls.
     pub(crate) fn of_calls() -> Self {
         Self::within(&CALL)
     }
 
-    /// Of requests of the API.
+    /// Returns an empty histogram for requests of the API.
     pub(crate) fn of_requests() -> Self {
         Self::within(&REQUEST)
     }
 
-    /// Of entries that are applied, and of ranges.
+    /// Returns an empty histogram for applied entries and for ranges.
     pub(crate) fn of_applies() -> Self {
         Self::within(&APPLY)
     }
 
-    /// Of snapshots that are written.
+    /// Returns an empty histogram for snapshots that are written.
     pub(crate) fn of_snapshots() -> Self {
         Self::within(&SNAPSHOT)
     }
 
-    /// Whether nothing was recorded.
+    /// Returns whether nothing has been recorded.
     pub(crate) fn is_empty(&self) -> bool {
         self.counts.iter().all(|count| count.load(Relaxed) == 0)
     }
@@ -104,14 +105,15 @@ impl Durations {
         self.micros.fetch_add(micros, Relaxed);
     }
 
-    /// Upper bound in seconds and count of each bucket, smallest first; the last one has no bound.
+    /// Returns upper bound (in seconds) and count of each bucket, smallest first. The last bucket
+    /// has no bound.
     pub fn buckets(&self) -> Vec<(f64, u64)> {
         let bounds = self.bounds.iter().map(|micros| Duration::from_micros(*micros).as_secs_f64());
         let counts = self.counts.iter().map(|count| count.load(Relaxed));
         bounds.chain([f64::INFINITY]).zip(counts).collect()
     }
 
-    /// All of them together.
+    /// Returns the sum of all recorded durations.
     pub fn sum(&self) -> Duration {
         Duration::from_micros(self.micros.load(Relaxed))
     }

@@ -1,4 +1,4 @@
-//! A log line at most so often: what repeats is counted instead.
+//! Rate limit for log lines: a repeated line is counted instead of written.
 
 use std::{
     sync::Mutex,
@@ -7,7 +7,7 @@ use std::{
 
 const EVERY: Duration = Duration::from_secs(5);
 
-/// Lets one line pass per `EVERY` for each of `N` reasons.
+/// Rate limit that lets one line pass per `EVERY` for each of `N` reasons.
 #[derive(Debug)]
 pub(crate) struct LogLimit<const N: usize> {
     slots: Mutex<[(Option<Instant>, u64); N]>,
@@ -24,7 +24,8 @@ impl<const N: usize> LogLimit<N> {
         Self::default()
     }
 
-    /// `Some(n)` if a line for `reason` may be written at `now`; `n` were left out before it.
+    /// Returns `Some(n)` if a line for `reason` may be written at `now`, after `n` suppressed ones;
+    /// otherwise `None`.
     pub(crate) fn pass(&self, reason: usize, now: Instant) -> Option<u64> {
         let mut slots = self.slots.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (last, suppressed) = &mut slots[reason];

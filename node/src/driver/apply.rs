@@ -1,4 +1,5 @@
-//! The state machine's side: apply, checkpoint, snapshots. No thread of its own.
+//! The state machine's side of the driver: apply, checkpoint, snapshots. It has no thread of its
+//! own.
 
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -11,12 +12,12 @@ use node_consensus::Position;
 use super::{Metrics, Notice, QUEUED_JOBS, SLOW_APPLY};
 use crate::machine::{Applied, Committed, RequestId, StateMachine};
 
-/// When the store is made durable, so that the log can drop what came before.
+/// Policy that decides when the store is made durable, so that the log can drop older entries.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckpointPolicy {
-    /// After this many bytes of entries,
+    /// Number of applied bytes after which a checkpoint is due.
     pub bytes: usize,
-    /// or this many entries.
+    /// Number of applied entries after which a checkpoint is due.
     pub entries: u64,
 }
 
@@ -26,19 +27,19 @@ impl Default for CheckpointPolicy {
     }
 }
 
-/// Something for the state machine.
+/// Job for the state machine.
 #[derive(Debug)]
 pub enum ApplyJob {
-    /// To be applied, in order.
+    /// Apply these committed entries, in order.
     Apply(Vec<Committed>),
-    /// A snapshot's position and body, to be installed as the whole state.
+    /// Install a snapshot as the whole state, given its position and the file of its body.
     Install(Position, PathBuf),
-    /// A snapshot is wanted.
+    /// Build a snapshot of the current state.
     Build,
 }
 
-/// What happens in one turn of the machine: what may share a transaction is applied first, as one
-/// batch, and then the job that may not, if one ended the run.
+/// Work of one turn of the state machine. Entries that may share a transaction are applied first,
+/// as one batch. Then follows the job that may not share it, if one ended the run of entries.
 #[derive(Debug)]
 pub struct Turn {
     entries: Vec<Committed>,
@@ -46,8 +47,8 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// The first job, and what has gathered behind it as far as it goes into the same transaction.
-    /// What comes after the job that ends the run stays where it is.
+    /// Collects a turn from the first job and those queued behind it, as far as they fit into one
+    /// transaction. Jobs after the one that ends the run stay in `more`.
     pub fn gather(first: ApplyJob, more: impl Iterator<Item = ApplyJob>) -> Self {
         let mut turn = match first {
             ApplyJob::Apply(entries) => Self { entries, then: None },
@@ -65,58 +66,60 @@ impl Turn {
         turn
     }
 
-    /// What it will apply.
+    /// Returns the entries that the turn will apply.
     pub fn entries(&self) -> &[Committed] {
         &self.entries
     }
 }
 
-/// Where the machine's doings are told.
+/// Destinations of the state machine's results.
 pub trait ApplyOutlets<M: StateMachine> {
-    /// Into the core's mail.
+    /// Sends a notice to the core.
     fn notice(&mut self, notice: Notice);
-    /// To who waits for these requests.
+    /// Answers the waiting requests.
     fn answer(&mut self, outcomes: Vec<(RequestId, M::Outcome)>);
-    /// Has a snapshot written; [`Notice::Built`] follows. False if another one waits already.
+    /// Has a snapshot written; [`Notice::Built`] follows. Returns false if another one waits
+    /// already.
     fn build(&mut self, snapshot: M::Snapshot) -> bool;
-    /// A received body, to be read.
+    /// Opens a received snapshot body for reading.
     fn open(&mut self, body: &Path) -> io::Result<impl Read>;
-    /// A received body is in the store, durably: nobody needs it any more.
+    /// Reports that a received body is durably installed in the store, and no longer needed.
     fn installed(&mut self, body: &Path);
 }
 
-/// Why a turn ended early. Either is final.
+/// Reason why a turn failed. Both are final.
 #[derive(Debug)]
 pub enum TurnError<E> {
-    /// The state machine can't go on.
+    /// The state machine failed.
     Store(E),
-    /// A snapshot's body can't be read.
+    /// The body of a received snapshot can't be read.
     Body(io::Error),
 }
 
-/// The only writer of the state machine: the apply thread in production, events of the simulation. It
-/// looks at the clock for its counters only.
+/// The only writer of the state machine: the apply thread in production, events in the simulation.
+/// It reads the clock for its counters only.
 #[derive(Debug)]
 pub struct Applier<M> {
     machine: M,
     policy: CheckpointPolicy,
     metrics: Arc<Metrics>,
-    /// Of entries, since the last checkpoint.
+    /// Bytes of entries applied since the last checkpoint.
     bytes: usize,
 }
 
 impl<M: StateMachine> Applier<M> {
-    /// Takes the machine over.
+    /// Takes ownership of the state machine.
     pub fn new(machine: M, policy: CheckpointPolicy, metrics: Arc<Metrics>) -> Self {
         Self { machine, policy, metrics, bytes: 0 }
     }
 
-    /// The machine, to read from.
+    /// Returns the state machine, read-only.
     pub fn machine(&self) -> &M {
         &self.machine
     }
 
-    /// One turn. Who waits is answered before a checkpoint that is due, which may take long.
+    /// Runs one turn. Waiting requests are answered before a checkpoint that is due, because that
+    /// may take long.
     pub fn run(
         &mut self,
         turn: Turn,
@@ -131,7 +134,7 @@ impl<M: StateMachine> Applier<M> {
             Some(ApplyJob::Install(at, body)) => self.install(at, &body, out),
             Some(ApplyJob::Build) => {
                 if !out.build(self.machine.snapshot()) {
-                    // The driver asks again when a peer still needs one.
+                    // The driver requests another snapshot if a peer still needs one.
                     out.notice(Notice::Built(None));
                 }
                 Ok(())
@@ -164,7 +167,7 @@ impl<M: StateMachine> Applier<M> {
         Ok(())
     }
 
-    /// Makes the store durable, if it isn't.
+    /// Makes the store durable, unless it already is.
     pub fn checkpoint(&mut self, out: &mut impl ApplyOutlets<M>) -> Result<(), M::Error> {
         if self.machine.durable() == self.machine.applied() {
             return Ok(());

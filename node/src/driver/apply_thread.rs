@@ -1,4 +1,4 @@
-//! The thread that applies: it waits for jobs and takes what has gathered.
+//! The thread that applies: it waits for jobs and takes all that gathered.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -14,10 +14,10 @@ use super::mailbox::{Inlet as _, Mailbox};
 use super::snapshots::{Files, Snapshots};
 use crate::machine::{RequestId, StateMachine};
 
-/// The store is made durable at the latest this long after something was applied.
+/// Maximum time between applying an entry and making the store durable.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Applies until its queue ends.
+/// Runs jobs until the queue is closed.
 pub(super) fn apply<M: StateMachine>(
     mut applier: Applier<M>,
     jobs: &Receiver<ApplyJob>,
@@ -40,7 +40,7 @@ pub(super) fn apply<M: StateMachine>(
     }
 }
 
-/// To the other threads, and to who waits.
+/// Outlets of the apply thread: to the other threads, and to waiting requests.
 pub(super) struct ToOthers<M: StateMachine> {
     pub mailbox: Arc<Mailbox>,
     pub waiters: Arc<Waiters<M::Outcome>>,

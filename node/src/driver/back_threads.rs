@@ -1,6 +1,6 @@
-//! What takes long and is waited for by nobody here: reading old entries for followers that lag, and
-//! writing snapshots for those that lag further. Each on a thread of its own, so that a snapshot of
-//! gigabytes doesn't hold up a follower that needs a few entries.
+//! Slow work that nothing in the driver waits for: reading old entries for followers that lag, and
+//! writing snapshots for those that lag further. Each has a thread of its own, so that a snapshot
+//! of gigabytes doesn't delay a follower that needs a few entries.
 
 use std::sync::mpsc::Receiver;
 
@@ -13,21 +13,21 @@ use super::snapshots::{Files, Snapshots};
 use crate::log::Reader;
 use crate::machine::Snapshot;
 
-/// Fetches that wait. Consensus has fewer under way; only what a lost leadership has left behind
-/// could fill this, and then the newest are answered as if they had found nothing.
+/// Capacity of the fetch queue. Consensus has fewer fetches under way, so only those of a lost
+/// leadership could fill it. Further fetches are then answered without entries.
 pub(super) const QUEUED_FETCHES: usize = 64;
 
-/// Snapshots that wait: the driver asks for one at a time.
+/// Capacity of the snapshot queue: the driver requests one at a time.
 pub(super) const QUEUED_SNAPSHOTS: usize = 1;
 
-/// Reads old entries until its queue ends.
+/// Reads old entries until the queue is closed.
 pub(super) fn fetch(log: &Reader, jobs: &Receiver<Fetch>, mailbox: &Mailbox) {
     for job in jobs {
         mailbox.notice(run_fetch(log, job).unwrap_or_else(|error| log_failed(&error)));
     }
 }
 
-/// Writes snapshots until its queue ends.
+/// Writes snapshots until the queue is closed.
 pub(super) fn write_snapshots<S: Snapshot>(
     jobs: &Receiver<S>,
     snapshots: &Snapshots<Files>,

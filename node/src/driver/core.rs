@@ -1,12 +1,16 @@
-//! The synchronous driver: events in, effects out. No clock, no thread, no I/O.
+//! The synchronous driver: events in, effects out. It has no clock, no thread and no I/O.
 //!
-//! Persist, then send, is written here and nowhere else: what [`Ready::after_persist`] holds waits
-//! in [`Driver::waiting`] until the log has said that its batch is durable.
+//! The rule "persist, then send" is implemented here and nowhere else. The messages of
+//! [`Ready::after_persist`] wait in [`Driver::waiting`] until the log reports that their batch is
+//! durable.
 //!
-//! A snapshot that arrives takes three steps, each durable before the next: the log notes that one
-//! is being installed, the store replaces its content, the log begins anew after it. Batches that
-//! consensus produces meanwhile wait. So a store that is ahead of its log after a crash is either
-//! that snapshot, or a log that lost data.
+//! A received snapshot is installed in three steps, each durable before the next:
+//! 1. the log notes that an install is under way;
+//! 2. the store replaces its content;
+//! 3. the log starts over after the snapshot.
+//!
+//! Batches that consensus produces meanwhile wait. So if a store is ahead of its log after a crash,
+//! either it holds that snapshot, or the log lost data.
 
 mod install;
 
@@ -30,15 +34,16 @@ use crate::log::Batch;
 use crate::machine::{AppliedChange, Committed, RequestId};
 use crate::witness::Promise;
 
-/// Configurations that snapshots on their way can be of; older ones are not compared. One change is
-/// under way at a time, and a snapshot is built within a few.
+/// Number of past configurations that are remembered, to check snapshots that are being built. A
+/// snapshot of an older configuration is not checked. Changes are made one at a time, and a
+/// snapshot is built within a few.
 const REMEMBERED_CONFIGURATIONS: usize = 16;
 
-/// The member table and consensus must never disagree about who votes: whoever counts by the wrong
-/// one sees a majority where there is none.
+/// Compares the voters and learners of consensus with those of the member table. If the two ever
+/// differ, one of them may see a majority where there is none.
 ///
 /// # Panics
-/// If they do. The process ends; nothing that it could do next is safe.
+/// If they differ. The process ends, because nothing that it could do next is safe.
 fn compare_members(index: u64, consensus: &Members, table: &Members) {
     assert!(
         consensus == table,
@@ -46,93 +51,96 @@ fn compare_members(index: u64, consensus: &Members, table: &Members) {
     );
 }
 
-/// What the driver is told beside consensus' own configuration.
+/// Configuration of the driver beside that of consensus.
 #[derive(Clone, Copy, Debug)]
 pub struct DriverOptions {
-    /// Campaign as soon as a quorum is connected, if nobody has led yet.
+    /// Whether to campaign as soon as a quorum is connected, if there has been no leader yet.
     pub campaign_when_connected: bool,
-    /// Shorten the wait for the first election once a quorum is connected
+    /// Whether to shorten the wait for the first election once a quorum is connected
     /// (`--initial-election-tick-advance`).
     pub hasten_first_election: bool,
-    /// Entries kept behind the store's durable position.
+    /// Number of entries that the log keeps behind the store's durable position.
     pub catch_up_entries: u64,
-    /// Ticks after which a proposal that found no leader is forgotten, and a read that got no
-    /// answer: longer than who asked waits.
+    /// Ticks after which a proposal that found no leader, or a read without an answer, is dropped.
+    /// It must be longer than the requester waits.
     pub proposal_ticks: u64,
-    /// Ticks after which an unanswered read is asked again.
+    /// Ticks after which an unanswered read is sent again.
     pub read_retry_ticks: u64,
-    /// Bytes of entries in the log but not yet applied, after which a leader refuses proposals and
-    /// a follower drops appends (the leader sends them again). More than consensus lets a leader
-    /// hold uncommitted: those can't be applied, and a follower that dropped appends because of
-    /// them would drop for ever what should replace them.
+    /// Limit on the bytes of log entries that are not yet applied. Above it a leader refuses
+    /// proposals and a follower drops appends, which the leader sends again.
+    ///
+    /// It must exceed consensus' limit on uncommitted bytes. Uncommitted entries can't be applied.
+    /// A follower full of them would for ever drop the appends that should replace them.
     pub max_backlog_bytes: usize,
 }
 
-/// What to do. The order of the fields is no order of execution: nothing in here depends on
-/// anything else in here.
+/// Work that follows from the driver's inputs. The order of the fields is not an order of
+/// execution: no field depends on another one.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// To the peers.
+    /// Messages to peers.
     pub send: Vec<Message>,
-    /// `Snapshot` messages: to the peers, each with the body that was built last.
+    /// `Snapshot` messages to peers, each to be sent with the body that was built last.
     pub send_snapshots: Vec<Message>,
-    /// Into the log, in order; [`Notice::Persisted`] tells the last number that is durable.
+    /// Batches for the log, in order. [`Notice::Persisted`] reports the last number that is
+    /// durable.
     pub persist: Vec<(u64, Batch)>,
-    /// To the state machine, in order.
+    /// Committed entries for the state machine, in order.
     pub apply: Vec<Committed>,
-    /// To be installed as the whole state, durably, then [`Notice::Installed`].
+    /// Snapshot to install durably as the whole state; [`Notice::Installed`] reports the end.
     pub install: Option<(Position, PathBuf)>,
-    /// Snapshot bodies that nobody needs.
+    /// Files of snapshot bodies that are no longer needed.
     pub discard: Vec<PathBuf>,
-    /// A snapshot is wanted; answered by [`Notice::Built`].
+    /// Whether to build a snapshot; [`Notice::Built`] reports the end.
     pub build_snapshot: bool,
-    /// The body that was built last isn't needed any more.
+    /// Whether to remove the snapshot body that was built last.
     pub drop_snapshot: bool,
-    /// To be read from the log; answered by [`Notice::Fetched`].
+    /// Entries to read from the log; [`Notice::Fetched`] brings them.
     pub fetches: Vec<Fetch>,
-    /// The log may drop entries up to here; answered by [`Notice::Compacted`].
+    /// Index up to which the log may drop entries; [`Notice::Compacted`] reports the new beginning.
     pub compact: Option<u64>,
-    /// Proposals that will never have an effect.
+    /// Proposals of this member's clients that will never have an effect.
     pub refused: Vec<RequestId>,
-    /// Reads that may go ahead, at this position or later.
+    /// Reads that may be answered from the store at this position or a later one.
     pub reads: Vec<(ReadToken, Position)>,
-    /// Reads that were too many.
+    /// Reads refused because too many wait.
     pub refused_reads: Vec<ReadToken>,
-    /// Messages that were refused.
+    /// Reasons for which peers' messages were refused.
     pub bad_messages: Vec<StepError>,
 }
 
-/// A batch on its way to the disk.
+/// A batch that is being written to disk.
 #[derive(Debug)]
 struct Waiting {
     batch: u64,
-    /// The ready that is durable with it.
+    /// Number of the ready that is durable once the batch is.
     ready: u64,
     after: Vec<Message>,
     since: u64,
 }
 
-/// A snapshot on its way into the store.
+/// A snapshot that is being installed in the store.
 #[derive(Debug)]
 struct Install {
     at: Position,
     body: Option<PathBuf>,
-    /// The log knows when this batch is durable.
+    /// Batch that notes the install in the log. The store may change once it is durable.
     intent: u64,
-    /// What follows once the store has it.
+    /// Batches that wait until the store has installed the snapshot.
     held: Vec<(Batch, u64, Vec<Message>)>,
 }
 
-/// One member. The production threads and the simulation both run this.
+/// Driver of one member. The production threads and the simulation both run it.
 #[derive(Debug)]
 pub struct Driver {
     consensus: Consensus,
     options: DriverOptions,
-    /// A quorum has been connected since this member started.
+    /// Whether a quorum has been connected at any time since this member started.
     was_quorum_connected: bool,
     guards: Guards,
     member: u64,
-    /// Who the members have been, from which entry on; the last ones count now.
+    /// Configurations, each with the index of the entry that began it. The last one is the current
+    /// one.
     configurations: VecDeque<(u64, Arc<Members>)>,
     election_ticks: u64,
     proposals: Proposals,
@@ -142,7 +150,8 @@ pub struct Driver {
     lazy_hard_state: Option<HardState>,
     persisted_commit: u64,
     install: Option<Install>,
-    /// The batch that makes an installed snapshot part of the log, and its position.
+    /// Number of the batch that records an installed snapshot in the log, and the snapshot's
+    /// position.
     joining: Option<(u64, Position)>,
     incoming: Option<PathBuf>,
     building: bool,
@@ -158,11 +167,11 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Starts from what log and store hold.
+    /// Starts from the recovered state of log and store.
     ///
     /// # Panics
     ///
-    /// If the bounds don't fit each other: see [`DriverOptions::max_backlog_bytes`].
+    /// If the limits contradict each other: see [`DriverOptions::max_backlog_bytes`].
     pub fn new(
         config: &Config,
         options: DriverOptions,
@@ -209,7 +218,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// One tick of the clock.
+    /// Advances the clock by one tick.
     pub fn tick(&mut self) {
         self.now += 1;
         self.consensus.tick();
@@ -217,11 +226,12 @@ impl Driver {
         self.proposals.expire(before);
         self.reads.expire(before);
         self.leave_a_stuck_disk();
-        // A pre-vote, or its answer, may have gone to a stream that was not there yet.
+        // A pre-vote request or its answer may have been lost because a stream was not connected
+        // yet.
         self.campaign_if_connected();
     }
 
-    /// Proposals of this member's own clients.
+    /// Takes proposals of this member's own clients.
     pub fn propose(&mut self, proposals: impl IntoIterator<Item = Proposal>) {
         let overloaded = self.backlog_bytes > self.options.max_backlog_bytes;
         for proposal in proposals {
@@ -232,7 +242,7 @@ impl Driver {
         }
     }
 
-    /// Reads that wait for a barrier.
+    /// Takes reads that wait for a barrier.
     pub fn read(&mut self, tokens: impl IntoIterator<Item = ReadToken>) {
         for token in tokens {
             if !self.reads.push(token, self.now) {
@@ -241,7 +251,7 @@ impl Driver {
         }
     }
 
-    /// A message from a peer.
+    /// Handles a message from a peer.
     pub fn message(&mut self, message: Message) {
         match message.kind {
             MessageKind::Propose => {
@@ -252,9 +262,11 @@ impl Driver {
             MessageKind::Append
                 if !message.entries.is_empty()
                     && self.backlog_bytes > self.options.max_backlog_bytes => {}
-            // Without its body it is nothing.
+            // A snapshot message arrives with its body, as a `Notice::Snapshot`; without one it is
+            // useless.
             MessageKind::Snapshot => {}
-            // No member asks for one; a leader that believed it would build snapshots for ever.
+            // No member requests a snapshot this way. A leader that accepted the request would
+            // build snapshots for ever.
             MessageKind::AppendResponse if message.request_snapshot != 0 => {}
             _ => self.step(message),
         }
@@ -266,7 +278,7 @@ impl Driver {
         }
     }
 
-    /// What another thread has done, or the transport has seen.
+    /// Handles an event of another thread or of the transport.
     pub fn notice(&mut self, notice: Notice) {
         match notice {
             Notice::Persisted(batch) => self.persisted(batch),
@@ -317,7 +329,7 @@ impl Driver {
         }
     }
 
-    /// Everything that follows from the inputs so far.
+    /// Returns all work that follows from the inputs so far.
     pub fn advance(&mut self) -> Effects {
         self.hand_on_proposals();
         self.reads.ask(&mut self.consensus, self.now);
@@ -328,64 +340,65 @@ impl Driver {
         effects
     }
 
-    /// A moment's view of consensus.
+    /// Returns the full status of consensus at this moment.
     pub fn status(&self) -> Status {
         self.consensus.status()
     }
 
-    /// Role, leader and term.
+    /// Returns role, leader and term.
     pub fn leadership(&self) -> (Role, u64, u64) {
         self.consensus.leadership()
     }
 
-    /// The last entry applied, and the last one that the store holds durably.
+    /// Returns the last entry applied, and the last one that the store holds durably.
     pub fn positions(&self) -> (Position, Position) {
         (self.applied, self.durable)
     }
 
-    /// What this process has promised to others: what its messages said once it was durable, and as a
-    /// leader its own log.
+    /// Returns all promises that this process has made to others: those in its messages, and as a
+    /// leader its own durable log.
     pub fn promised(&self) -> Promise {
         let (term, commit) = self.consensus.committed();
         self.promised.with_commit(term, commit)
     }
 
-    /// The term of an entry that is in the log.
+    /// Returns the term of entry `index`, if it is in the log.
     pub fn term_at(&self, index: u64) -> Option<u64> {
         self.consensus.term_at(index)
     }
 
-    /// ReadIndex rounds asked for so far.
+    /// Returns the number of ReadIndex rounds started so far.
     pub fn read_rounds(&self) -> u64 {
         self.reads.asked
     }
 
-    /// Whether the connected peers and this member are a quorum.
+    /// Returns whether the connected peers and this member form a quorum of the voters.
     pub fn is_quorum_connected(&self) -> bool {
         let reached = |id: &&u64| **id == self.member || self.connected.contains(id);
         let voters = &self.members().voters;
         voters.iter().filter(reached).count() > voters.len() / 2
     }
 
-    /// Who takes part in consensus.
+    /// Returns the voters and learners of the current configuration.
     pub fn members(&self) -> &Arc<Members> {
         self.consensus.members()
     }
 
-    /// Whether this member was removed, and may end.
+    /// Returns whether this member was removed and may end.
     pub fn has_left(&self) -> bool {
         self.consensus.has_left()
     }
 
-    /// Whether this member may be the only one that knows that it was removed: it found that out itself,
-    /// as the leader, or is about to once it has applied what it knows to be committed.
+    /// Returns whether this member may be the only one that knows of its removal. That is so if it
+    /// was removed, and if it might be about to find its removal committed: as the leader, or by
+    /// applying entries that it knows to be committed.
     pub fn may_alone_know(&self) -> bool {
         self.leadership().0 == Role::Leader
             || self.applied.index < self.status().commit
             || !self.members().contains(self.member)
     }
 
-    /// From entry `index` on the members are those that consensus has now.
+    /// Records that the current members of consensus count from entry `index` on.
     fn note_members(&mut self, index: u64) {
         if self.configurations.len() == REMEMBERED_CONFIGURATIONS {
             self.configurations.pop_front();
@@ -409,7 +422,7 @@ impl Driver {
             let Some(group) = self.proposals.take(leads) else { return };
             self.hand_on(group);
             if leads {
-                // One proposal per round: what is left over comes with the next.
+                // A leader makes one proposal per round; what is left is taken in the next round.
                 return;
             }
         }
@@ -421,7 +434,7 @@ impl Driver {
         }
     }
 
-    /// Whether proposals are left that the next round can take at once.
+    /// Returns whether proposals are left that the next round can take at once.
     pub fn has_more(&self) -> bool {
         let (role, leader, _) = self.consensus.leadership();
         role == Role::Leader
@@ -457,7 +470,8 @@ impl Driver {
         self.persist(ready);
     }
 
-    /// While another body is being built, that one takes the place of the last.
+    /// Removes the built snapshot once nobody needs it. While another body is being built, this
+    /// waits: the new one replaces the old one.
     fn drop_snapshot(&mut self) {
         let leads = self.consensus.leadership().0 == Role::Leader;
         if !self.building && self.outgoing.as_ref().is_some_and(|body| body.is_over(leads)) {
@@ -518,7 +532,8 @@ impl Driver {
         }
     }
 
-    /// Durable as soon as everything before it is.
+    /// Completes a ready that has nothing to write. It counts as durable as soon as all earlier
+    /// batches are.
     fn nothing_to_write(&mut self, number: u64, after: Vec<Message>) {
         if let Some(install) = &mut self.install {
             install.held.push((Batch::default(), number, after));
@@ -548,7 +563,7 @@ impl Driver {
     }
 
     fn persisted(&mut self, batch: u64) {
-        // Tests only: one batch too many.
+        // Tests only: reports one batch too many as durable.
         let batch = batch + u64::from(!self.guards.count_durable_batches());
         while self.waiting.front().is_some_and(|waiting| waiting.batch <= batch) {
             let Some(waiting) = self.waiting.pop_front() else { return };
@@ -574,8 +589,8 @@ impl Driver {
         }
     }
 
-    /// A leader counts itself towards a quorum as far as its own log is durable. With an entry of its
-    /// term its term is, too.
+    /// Records a leader's own durable log as a promise, because the leader counts itself towards a
+    /// quorum that far. A durable entry of its term makes that term durable as well.
     fn promise_own_log(&mut self) {
         let (role, _, term) = self.consensus.leadership();
         let matched = self.consensus.durable_index();
@@ -586,7 +601,8 @@ impl Driver {
     }
 
     fn applied(&mut self, at: Position, changes: Vec<AppliedChange>) {
-        // With a snapshot on its way into the store, consensus has its members already, which are later.
+        // While a snapshot is being installed, consensus already has the snapshot's members, which
+        // are later ones.
         let follows = self.install.is_none();
         for AppliedChange { index, change, members } in changes.into_iter().filter(|_| follows) {
             if let Some(change) = change {
@@ -613,7 +629,8 @@ impl Driver {
         }
     }
 
-    /// Not again later: whoever was connected to a quorum before has waited for a heartbeat already.
+    /// Shortens the wait for the first election, once per process. A member that was connected to a
+    /// quorum before has already waited for a heartbeat.
     fn hasten_if_connected(&mut self) {
         if self.was_quorum_connected || !self.is_quorum_connected() {
             return;
@@ -636,17 +653,20 @@ impl Driver {
         }
     }
 
-    /// The voter that this leader would hand over to; none if no other voter can be expected to take over.
+    /// Returns the voter to which this leader would transfer leadership; `None` if no other voter
+    /// can be expected to take over.
     pub fn successor(&self) -> Option<u64> {
         self.successor_among(&self.consensus.status().peers)
     }
 
-    /// The best successor among a leader's `peers`.
+    /// Returns the best successor among a leader's `peers`.
     ///
-    /// Only a voter qualifies that a stream stands to, and that has answered within an election time-out. Of
-    /// those, a voter that entries stream to comes before one that lost some, and one that answers promptly
-    /// before one that has missed heartbeats. Then the longest log counts: a successor with less has to be
-    /// sent the rest first, while the cluster takes no proposals.
+    /// A successor must be a voter that is connected and has answered within an election time-out.
+    /// Candidates are ranked by:
+    /// 1. replication: a voter that entries stream to comes before one that lost some;
+    /// 2. promptness: one that answers promptly comes before one that has missed heartbeats;
+    /// 3. the length of its log. A successor with a shorter log must first be sent the rest, while
+    ///    the cluster takes no proposals.
     pub(super) fn successor_among(&self, peers: &[PeerStatus]) -> Option<u64> {
         let able = peers.iter().filter(|peer| {
             self.members().voters.contains(&peer.member)
@@ -660,7 +680,8 @@ impl Driver {
         best.map(|peer| peer.member)
     }
 
-    /// A leader whose disk has not answered for two election time-outs hands over.
+    /// Transfers leadership if this leader's disk has not completed a write for two election
+    /// time-outs.
     fn leave_a_stuck_disk(&mut self) {
         let stuck = self
             .waiting

@@ -1,66 +1,67 @@
-//! What a request may be told.
+//! Errors of proposals, reads and transfers of leadership.
 
 use thiserror::Error;
 
-/// Why a proposal has no outcome.
+/// Reason why a proposal has no outcome.
 ///
-/// Only [`ProposeError::TooManyRequests`] and [`ProposeError::TooLarge`] say that it had none and never
-/// will; after the others it may still be applied, or have been.
+/// After [`ProposeError::TooManyRequests`] and [`ProposeError::TooLarge`] the proposal has had no
+/// effect and never will. After any other error it may still be applied, or may have been applied
+/// already.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ProposeError {
-    /// A queue is full. Later is better than more.
+    /// A queue is full. The caller should retry later, and not send more.
     #[error("too many requests")]
     TooManyRequests,
-    /// Larger than [`MAX_PROPOSAL_BYTES`](super::MAX_PROPOSAL_BYTES).
+    /// The proposal is larger than [`MAX_PROPOSAL_BYTES`](super::MAX_PROPOSAL_BYTES).
     #[error("the request is too large")]
     TooLarge,
-    /// No leader was known all the time.
+    /// No leader is known when the time is up.
     #[error("no leader")]
     NoLeader,
-    /// It took too long.
+    /// There was no outcome within the request time-out.
     #[error("request timed out")]
     Timeout,
-    /// It took too long, and the leader was lost meanwhile.
+    /// There was no outcome within the request time-out, and a leader was lost meanwhile.
     #[error("request timed out, possibly due to previous leader failure")]
     TimeoutLeaderFailed,
-    /// It took too long, and this member can't reach a quorum.
+    /// There was no outcome within the request time-out, and this member can't reach a quorum.
     #[error("request timed out, possibly due to connection lost")]
     TimeoutConnectionLost,
-    /// This member is going down, or is no member any more.
+    /// This member is stopping, or was removed.
     #[error("the server is stopping")]
     Stopped,
 }
 
-/// Why a linearizable read can't be answered.
+/// Reason why a linearizable read can't be answered.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ReadError {
-    /// A queue is full.
+    /// The queue of waiting reads is full.
     #[error("too many requests")]
     TooManyRequests,
-    /// No leader was known all the time.
+    /// No leader is known when the time is up.
     #[error("no leader")]
     NoLeader,
-    /// Nobody confirmed in time.
+    /// No read index was confirmed and applied within the request time-out.
     #[error("request timed out")]
     Timeout,
-    /// This member is going down.
+    /// This member is stopping.
     #[error("the server is stopping")]
     Stopped,
 }
 
-/// Why leadership was not handed over.
+/// Reason why leadership was not transferred.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum TransferError {
-    /// Only the leader can.
+    /// This member isn't the leader.
     #[error("not the leader")]
     NotLeader,
-    /// It isn't a voter, or it is the leader itself.
+    /// The requested transferee isn't a voter.
     #[error("the transferee can't lead")]
     BadTransferee,
-    /// It didn't take over in time.
+    /// The transferee didn't take over in time.
     #[error("request timed out, leader transfer took too long")]
     Timeout,
-    /// This member is going down.
+    /// This member is stopping.
     #[error("the server is stopping")]
     Stopped,
 }

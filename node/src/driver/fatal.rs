@@ -1,4 +1,4 @@
-//! How a thread of the driver ends the process.
+//! Ways in which a thread of the driver ends the process.
 
 use std::error::Error;
 use std::thread::{Builder, JoinHandle};
@@ -8,21 +8,22 @@ use crate::disk::advice;
 use crate::log::LogError;
 use crate::machine::StateMachine;
 
-/// A restart may help: it reads again what the disk really holds.
+/// Exit code after a failure that a restart may repair, because it reads again what the disk really
+/// holds.
 const FAILED: i32 = 1;
-/// A restart finds the same damage.
+/// Exit code after damage that a restart would find again.
 const DO_NOT_RESTART: i32 = 3;
 
-/// Log or store has failed. Nothing may depend on it any more, and a retry could report success
-/// for data that is gone: whoever waits for an answer gets none, and the process ends.
+/// Ends the process because log or store failed. Nothing may depend on them any more, and a retry
+/// could report success for data that is gone. Waiting requests get no answer.
 #[expect(
     clippy::disallowed_methods,
     reason = "no destructor may run: those of log and store would go on writing to the disk that failed"
 )]
 fn fatal(what: &str, error: &(dyn Error + 'static), is_final: bool) -> ! {
-    // What is final says itself what to do.
+    // The text of a final error already says what to do.
     let next = (!is_final).then(|| advice(error));
-    // Other threads go on until the process is gone, but none of them can call anything durable.
+    // Other threads run on until the process is gone, but can't report anything as durable.
     tracing::error!(fatal = true, error, next, "{what} failed; stopping at once");
     std::process::exit(if is_final { DO_NOT_RESTART } else { FAILED });
 }
@@ -35,7 +36,7 @@ pub(super) fn store_failed<M: StateMachine>(error: &M::Error) -> ! {
     fatal("the store", error, M::is_final(error))
 }
 
-/// The store's file may not be the one that the next start finds.
+/// Ends the process because the store's file may not be the one that the next start finds.
 pub(crate) fn defragmentation_failed(error: &(dyn Error + 'static)) -> ! {
     fatal("putting a smaller file in the store's place", error, false)
 }
@@ -44,8 +45,8 @@ pub(super) fn snapshot_failed(error: &std::io::Error) -> ! {
     fatal("reading a received snapshot", error, false)
 }
 
-/// A panic in one of the threads is a broken invariant: the process stops, and the restart
-/// recovers from the log.
+/// Aborts the process when its thread panics. A panic is a broken invariant, and a restart recovers
+/// from the log.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {

@@ -1,4 +1,4 @@
-//! What the rest of the node holds: proposals, read barriers, the status.
+//! The rest of the node's access to the driver: proposals, read barriers, the status.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::machine::RequestId;
 
-/// Who waits for outcomes: the fronts put themselves in, apply and core take them out.
+/// Requests that wait for outcomes. The API side adds them; the apply and core threads remove them.
 #[derive(Debug)]
 pub(super) struct Waiters<O> {
     proposals: Mutex<HashMap<RequestId, oneshot::Sender<Result<O, ProposeError>>>>,
@@ -37,7 +37,7 @@ impl<O> Waiters<O> {
         let mut waiting = self.proposals.lock().unwrap_or_else(PoisonError::into_inner);
         for (id, outcome) in outcomes {
             if let Some(sender) = waiting.remove(&id) {
-                // Who gave up meanwhile needs no answer.
+                // The send fails if the caller has given up, which needs no answer.
                 let _ = sender.send(outcome);
             }
         }
@@ -55,14 +55,14 @@ impl<O> Waiters<O> {
         }
     }
 
-    /// Nobody gets an answer any more.
+    /// Ends all waiting requests without an outcome.
     pub(super) fn stop(&self) {
         self.proposals.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.reads.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
-/// Takes a waiter out again when its request ends, however it ends.
+/// Guard that removes a waiting request when its future ends, however it ends.
 struct Waiting<'a, O> {
     waiters: &'a Waiters<O>,
     id: RequestId,
@@ -87,7 +87,7 @@ impl<O> Drop for WaitingRead<'_, O> {
     }
 }
 
-/// The node's way to its consensus. Cheap to clone.
+/// Access of the node's other parts to its consensus. Cheap to clone.
 #[derive(Debug)]
 pub struct Handle<O> {
     pub(super) mailbox: Arc<Mailbox>,
@@ -116,15 +116,15 @@ impl<O> Clone for Handle<O> {
 }
 
 impl<O: Send + 'static> Handle<O> {
-    /// Proposes `payload`, which the state machine will recognise as `id`, and waits until it is
-    /// applied here. While no leader is known it waits for one. Dropping the future gives up
-    /// waiting, not the proposal.
+    /// Proposes `payload`, which the state machine will recognise by `id`, and waits until it is
+    /// applied here. While no leader is known, it waits for one. Dropping the future stops the
+    /// wait, not the proposal.
     pub async fn propose(&self, payload: Bytes, id: RequestId) -> Result<O, ProposeError> {
         self.propose_entry(EntryKind::Normal, payload, id).await
     }
 
-    /// As [`propose`](Self::propose), for a change of members. It waits while a quorum is not known
-    /// to have the one before it.
+    /// Proposes a change of members, in the way of [`propose`](Self::propose). The change waits
+    /// until a quorum is known to have the previous one.
     pub async fn propose_change(&self, payload: Bytes, id: RequestId) -> Result<O, ProposeError> {
         self.propose_entry(EntryKind::ConfChange, payload, id).await
     }
@@ -160,8 +160,8 @@ impl<O: Send + 'static> Handle<O> {
         }
     }
 
-    /// Returns when everything that was acknowledged anywhere before the call is applied here: a
-    /// local read after it is linearizable. One ReadIndex round serves all who wait.
+    /// Returns once everything that was acknowledged anywhere before the call is applied here. A
+    /// local read after it is linearizable. One ReadIndex round serves all waiting calls.
     pub async fn read_barrier(&self) -> Result<Position, ReadError> {
         let answer = self.confirmed().await;
         match answer {
@@ -194,34 +194,35 @@ impl<O: Send + 'static> Handle<O> {
         }
     }
 
-    /// Who leads, 0 while nobody does: wakes who waits for it when that changes, and not, as the
-    /// status does, with every round of consensus.
+    /// Returns the current leader (0 while there is none), as a watch. It wakes its holder only
+    /// when the leader changes. The status, in contrast, changes with every round of consensus.
     pub fn leader(&self) -> watch::Receiver<u64> {
         self.leader.clone()
     }
 
-    /// The status, and a way to wait for its changes.
+    /// Returns the status, as a watch of its changes.
     pub fn status(&self) -> watch::Receiver<Arc<NodeStatus>> {
         self.status.clone()
     }
 
-    /// Whether this member's disk is so full that whatever makes the data grow has to be refused,
-    /// and a way to wait for a change.
+    /// Returns whether this member's disk is nearly full, as a watch. While it is, requests that
+    /// make the data grow must be refused.
     pub fn short_of_space(&self) -> watch::Receiver<bool> {
         self.space.clone()
     }
 
-    /// Counters.
+    /// Returns the driver's counters.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Campaigns now, if no leader is known.
+    /// Campaigns at once, if no leader is known.
     pub fn campaign(&self) {
         self.mailbox.notice(Notice::Campaign);
     }
 
-    /// Hands leadership to `to` and waits until it leads. Only on the leader.
+    /// Transfers leadership to `to` and waits until that member leads. Fails unless this member is
+    /// the leader.
     pub async fn transfer_leader(&self, to: u64) -> Result<(), TransferError> {
         let mut status = self.status.clone();
         {
@@ -245,14 +246,15 @@ impl<O: Send + 'static> Handle<O> {
         }
     }
 
-    /// This member has no part in consensus any more: whoever waits here for an outcome or a barrier is
-    /// told so, and so is whoever comes.
+    /// Ends this member's part in consensus. Requests that wait here for an outcome or a barrier
+    /// end with `Stopped`, and so do later ones.
     pub fn leave(&self) {
         self.mailbox.stop();
     }
 
-    /// Hands leadership to the voter that is best able to lead, if this member leads. Returns at once if no
-    /// voter is, else when another member leads, or after an election time-out.
+    /// Transfers leadership, if this member has it, to the voter that is best able to lead. Returns
+    /// at once if no voter is able. Otherwise it returns when another member leads, or after an
+    /// election time-out.
     pub async fn hand_over(&self) {
         let mut status = self.status.clone();
         let (leads, alone, successor) = {

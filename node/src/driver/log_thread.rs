@@ -1,4 +1,4 @@
-//! The thread that owns the log's disk: it waits for jobs, and tells how short space is.
+//! The thread that owns the log's disk: it waits for jobs, and reports when space runs short.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -14,13 +14,13 @@ pub(super) struct WalThread {
     writer: LogWriter,
     jobs: Receiver<LogJob>,
     mailbox: Arc<Mailbox>,
-    /// Whether space runs short.
+    /// Sends whether the disk is short of space.
     space: watch::Sender<bool>,
     looked: Instant,
 }
 
 impl WalThread {
-    /// The second value tells whether the disk's space runs short.
+    /// Returns the thread's state, and a receiver of whether the disk is short of space.
     pub(super) fn new(
         writer: LogWriter,
         jobs: Receiver<LogJob>,

@@ -1,8 +1,8 @@
-//! What waits for the core: bounded, and taken whole. No lock, no thread.
+//! Inputs that wait for the core: bounded, and taken all at once. No lock, no thread.
 //!
-//! Batching is the main lever on throughput, so that the core takes everything that has gathered
-//! while it was busy. Proposals, reads and peer messages are counted, and who comes too late is
-//! refused; notices come from the other threads and are bounded by what those were given to do.
+//! Batching has the largest effect on throughput, so the core takes everything that gathered while
+//! it was busy. Proposals, reads and peer messages are counted, and refused above a limit. Notices
+//! come from the other threads. Their number is bounded by the work that those threads were given.
 
 use std::mem;
 
@@ -12,93 +12,92 @@ use node_consensus::{Entry, EntryKind, Members, Message, Position};
 use super::peers::IncomingSnapshot;
 use crate::machine::{AppliedChange, RequestId};
 
-/// Proposals that wait for the core; more are refused as "too many requests".
+/// Maximum bytes of proposals that wait for the core; more are refused as "too many requests".
 pub const MAX_QUEUED_PROPOSAL_BYTES: usize = 32 * 1024 * 1024;
-/// The same in number.
+/// Maximum number of proposals that wait for the core; more are refused as "too many requests".
 pub const MAX_QUEUED_PROPOSALS: usize = 16 * 1024;
-/// Peer messages that wait for the core; more are refused, which to Raft is a lost message.
+/// Maximum bytes of peer messages that wait for the core. More are refused, which to Raft is a lost
+/// message.
 pub const MAX_QUEUED_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
-/// Reads that wait for one barrier; more are refused as "too many requests".
+/// Maximum number of reads that wait for a barrier; more are refused as "too many requests".
 pub const MAX_QUEUED_READS: usize = 64 * 1024;
 
-/// One proposal.
+/// One proposal of this member's clients.
 #[derive(Clone, Debug)]
 pub struct Proposal {
-    /// How its outcome finds who waits.
+    /// Id by which the outcome finds the waiting request.
     pub id: RequestId,
-    /// What entry it becomes; not a leader's own kind.
+    /// Kind of the resulting entry; never the no-op that only a leader makes.
     pub kind: EntryKind,
-    /// What is proposed.
     pub data: Bytes,
 }
 
-/// Who waits for a read barrier.
+/// Number of a request that waits for a read barrier.
 pub type ReadToken = u64;
 
-/// What other threads have done, or the transport has seen.
+/// Event that another thread or the transport reports.
 #[derive(Debug)]
 pub enum Notice {
-    /// The log is durable up to this batch.
+    /// The log is durable up to and including this batch.
     Persisted(u64),
-    /// Applied up to here.
+    /// The state machine has applied entries.
     Applied {
-        /// Where the state machine stands.
+        /// Position of the last entry applied.
         at: Position,
-        /// What became of changes of members, in order.
+        /// Applied changes of members, in order.
         changes: Vec<AppliedChange>,
     },
-    /// The store is durable up to here.
+    /// The store is durable up to and including this position.
     Checkpointed(Position),
-    /// The log begins after this position now.
+    /// The log now begins after this position.
     Compacted(Position),
-    /// The store holds the snapshot.
+    /// The store has installed a snapshot durably.
     Installed {
-        /// Its position.
+        /// Position of the snapshot.
         at: Position,
-        /// Who belongs to the cluster there, by the store.
+        /// Voters and learners at that position, as the store has them.
         members: Members,
     },
-    /// A snapshot file is there to be sent, with who belonged to the cluster at its position; or it
-    /// couldn't be made.
+    /// A snapshot body was built, with this position and the members at it; `None` if it failed.
     Built(Option<(Position, Members)>),
-    /// What a fetch asked for.
+    /// The entries of a fetch were read.
     Fetched {
-        /// Which fetch.
+        /// Number of the fetch.
         id: u64,
-        /// The entries, in order.
+        /// Entries in order; empty if the log no longer has them.
         entries: Vec<Entry>,
     },
-    /// A snapshot arrived.
+    /// A snapshot was received completely.
     Snapshot(IncomingSnapshot),
-    /// A snapshot's way to a peer ended.
+    /// The transfer of a snapshot to a peer ended.
     SnapshotSent {
-        /// To whom.
+        /// Peer that was sent the snapshot.
         peer: u64,
-        /// Whether all of it arrived.
+        /// Whether the peer received all of it.
         arrived: bool,
     },
-    /// Something to this peer was lost.
+    /// A message to this peer was lost.
     Unreachable(u64),
-    /// A stream stands.
+    /// A stream to or from this peer was established.
     Connected(u64),
-    /// None does.
+    /// The last stream to or from this peer ended.
     Disconnected(u64),
-    /// Campaign now.
+    /// This member should campaign now.
     Campaign,
-    /// Hand over to this member, or to any that can.
+    /// This leader should transfer leadership to the given member, or to the best successor.
     Transfer(Option<u64>),
 }
 
-/// A queue is full, or the core has stopped.
+/// Reason why a request was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// There are too many before it.
+    /// The queue has reached its limit.
     Full,
-    /// Nobody will ever take it.
+    /// The core has stopped, and takes no more requests.
     Stopped,
 }
 
-/// How much may wait. The defaults are the product's.
+/// Limits on waiting inputs. The defaults are the product's.
 #[derive(Clone, Copy, Debug)]
 pub struct MailBounds {
     /// See [`MAX_QUEUED_PROPOSAL_BYTES`].
@@ -122,7 +121,7 @@ impl Default for MailBounds {
     }
 }
 
-/// Everything that waits for the core.
+/// All inputs that wait for the core.
 #[derive(Debug, Default)]
 pub struct Mail {
     pub(super) proposals: Vec<Proposal>,
@@ -136,12 +135,12 @@ pub struct Mail {
 }
 
 impl Mail {
-    /// Nothing yet.
+    /// Returns an empty mail with these limits.
     pub fn new(bounds: MailBounds) -> Self {
         Self { bounds, ..Self::default() }
     }
 
-    /// A proposal of this member's clients.
+    /// Queues a proposal of this member's clients.
     pub fn propose(&mut self, proposal: Proposal) -> Result<(), Refused> {
         if self.stop {
             return Err(Refused::Stopped);
@@ -155,7 +154,7 @@ impl Mail {
         Ok(())
     }
 
-    /// A read that waits for a barrier.
+    /// Queues a read that waits for a barrier.
     pub fn read(&mut self, token: ReadToken) -> Result<(), Refused> {
         if self.stop {
             return Err(Refused::Stopped);
@@ -167,7 +166,8 @@ impl Mail {
         Ok(())
     }
 
-    /// A message from a peer. Also while the node stops: hand-over and last acknowledgements.
+    /// Queues a message from a peer. Messages are accepted while the node stops as well, for the
+    /// transfer of leadership and the last acknowledgements.
     pub fn message(&mut self, message: Message) -> Result<(), Refused> {
         let bytes = self.message_bytes + message.cost();
         if bytes > self.bounds.message_bytes {
@@ -178,12 +178,12 @@ impl Mail {
         Ok(())
     }
 
-    /// What another thread has done, or the transport has seen.
+    /// Queues an event of another thread or of the transport.
     pub fn notice(&mut self, notice: Notice) {
         self.notices.push(notice);
     }
 
-    /// Whether there is nothing to do.
+    /// Returns whether the core has nothing to do.
     pub fn is_empty(&self) -> bool {
         self.proposals.is_empty()
             && self.reads.is_empty()
@@ -192,7 +192,7 @@ impl Mail {
             && !self.stop
     }
 
-    /// Everything that is there. A stop stays.
+    /// Takes everything that waits. The flag `stop` stays set.
     pub fn take(&mut self) -> Self {
         let (bounds, stop) = (self.bounds, self.stop);
         mem::replace(self, Self { bounds, stop, ..Self::default() })

@@ -1,4 +1,4 @@
-//! The core's one inbox: [`Mail`] behind a lock, and a way to wait for it.
+//! The core's inbox: [`Mail`] behind a lock, with a way to wait for it.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -12,7 +12,7 @@ use node_consensus::Message;
 use super::mail::{Mail, Notice, Proposal, ReadToken, Refused};
 use super::peers::{InboxFull, IncomingSnapshot};
 
-/// What [`PeerInbox`](super::PeerInbox) needs of a mailbox, whatever the state machine.
+/// Part of a mailbox that [`PeerInbox`](super::PeerInbox) uses, independent of the state machine.
 pub(super) trait Inlet: Debug + Send + Sync {
     fn message(&self, message: Message) -> Result<(), InboxFull>;
     fn notice(&self, notice: Notice);
@@ -23,14 +23,14 @@ pub(super) trait Inlet: Debug + Send + Sync {
 pub(super) struct Mailbox {
     mail: Mutex<Mail>,
     arrived: Condvar,
-    /// Who waits for a received snapshot to be installed or discarded, by its file. At most one for
-    /// each peer, since the transport takes one at a time.
+    /// Receivers of a snapshot's result (installed or discarded), by the snapshot's file. There is
+    /// at most one for each peer, since the transport receives one snapshot at a time.
     snapshots: Mutex<BTreeMap<PathBuf, SyncSender<bool>>>,
 }
 
 impl Mailbox {
     fn lock(&self) -> MutexGuard<'_, Mail> {
-        // Nothing under the lock can panic half way through a change.
+        // A poisoned lock is safe to use: nothing under it can panic half-way through a change.
         self.mail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -49,14 +49,14 @@ impl Mailbox {
     pub(super) fn stop(&self) {
         self.lock().stop = true;
         self.arrived.notify_one();
-        // Nobody gets an answer any more.
+        // The snapshots' receivers get no result any more.
         self.lock_snapshots().clear();
     }
 
-    /// A received snapshot is part of the state now, or never will be.
+    /// Reports that a received snapshot was installed, or was discarded.
     pub(super) fn snapshot_ended(&self, body: &Path, installed: bool) {
         if let Some(sender) = self.lock_snapshots().remove(body) {
-            // Who gave up meanwhile needs no answer.
+            // The send fails if the receiver has given up, which needs no answer.
             let _ = sender.try_send(installed);
         }
     }
@@ -65,7 +65,7 @@ impl Mailbox {
         self.snapshots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Everything that is there; waits until `deadline` for something to come.
+    /// Takes everything that waits. If nothing does, it waits until `deadline`.
     pub(super) fn take(&self, deadline: Instant) -> Mail {
         let mut mail = self.lock();
         while mail.is_empty() {
@@ -95,7 +95,7 @@ impl Inlet for Mailbox {
     fn snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool> {
         let (sender, receiver) = sync_channel(1);
         let mut mail = self.lock();
-        // Under the mail's lock, so that a stop comes before all of it or after.
+        // Under the mail's lock, so that a stop comes before all of this or after it.
         if !mail.stop {
             self.lock_snapshots().insert(snapshot.body.clone(), sender);
             mail.notice(Notice::Snapshot(snapshot));

@@ -5,58 +5,61 @@ use std::time::Duration;
 
 use crate::durations::Durations;
 
-/// What etcd calls slow by default (`--warning-apply-duration`).
+/// Duration above which an apply counts as slow: etcd's default of `--warning-apply-duration`.
 pub const SLOW_APPLY: Duration = Duration::from_millis(100);
 
-/// All but [`Metrics::log_bytes_left`] and [`Metrics::installing`] only ever rise.
+/// Counters of the driver. All but [`Metrics::log_bytes_left`] and [`Metrics::installing`] only
+/// ever rise.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// Proposals taken from the mailbox.
+    /// Number of proposals taken from the mailbox.
     pub proposals: AtomicU64,
-    /// Proposals refused because the leader's bound on uncommitted bytes was reached.
+    /// Number of proposals refused because a queue, or the leader's limit on uncommitted bytes, was
+    /// full.
     pub proposals_refused: AtomicU64,
-    /// ReadIndex rounds asked for.
+    /// Number of ReadIndex rounds started.
     pub read_rounds: AtomicU64,
-    /// Reads that ended without an answer.
+    /// Number of reads that ended without an answer.
     pub reads_failed: AtomicU64,
-    /// Reads that got none within the request time-out.
+    /// Number of reads without an answer within the request time-out.
     pub reads_timed_out: AtomicU64,
-    /// Heartbeats that left a beat late, because this member was busy with something else.
+    /// Number of heartbeats sent a tick late, because this member was busy.
     pub late_heartbeats: AtomicU64,
     /// Whether a snapshot of the whole state is being installed.
     pub installing: AtomicBool,
-    /// Turns of the state machine that took longer than [`SLOW_APPLY`].
+    /// Number of state machine turns that took longer than [`SLOW_APPLY`].
     pub slow_applies: AtomicU64,
-    /// Reads answered.
+    /// Number of reads answered.
     pub reads: AtomicU64,
-    /// Messages taken from peers.
+    /// Number of messages received from peers.
     pub messages_received: AtomicU64,
-    /// Messages from peers that were refused as impossible.
+    /// Number of peers' messages refused as impossible.
     pub messages_refused: AtomicU64,
-    /// Messages handed to the transport.
+    /// Number of messages handed to the transport.
     pub messages_sent: AtomicU64,
-    /// Messages that the transport had no room or connection for.
+    /// Number of messages for which the transport had no room or no connection.
     pub messages_dropped: AtomicU64,
-    /// Times this member saw a leader come up.
+    /// Number of times that this member saw a new leader.
     pub leader_changes: AtomicU64,
-    /// Groups written to the log, each with one sync.
+    /// Number of groups of batches written to the log, each with one sync.
     pub log_groups: AtomicU64,
-    /// Entries written to the log.
+    /// Number of entries written to the log.
     pub log_entries: AtomicU64,
-    /// Bytes written to the log, padding included.
+    /// Number of bytes written to the log, padding included.
     pub log_bytes: AtomicU64,
-    /// From the write of each group to the end of its sync.
+    /// Time from the write of each group to the end of its sync.
     pub log_durations: Durations,
-    /// Bytes that the log can take before it has to make another segment, as last looked at.
+    /// Bytes that can be written to the log before another segment must be created, as of the last
+    /// check.
     pub log_bytes_left: AtomicU64,
-    /// Entries applied.
+    /// Number of entries applied.
     pub applied: AtomicU64,
-    /// Microseconds spent applying.
+    /// Microseconds spent applying entries.
     pub apply_micros: AtomicU64,
-    /// Of each checkpoint of the store.
+    /// Time that each checkpoint of the store took.
     pub checkpoint_durations: Durations,
-    /// Snapshots sent.
+    /// Number of snapshots whose transfer was started.
     pub snapshots_sent: AtomicU64,
-    /// Snapshots installed.
+    /// Number of snapshots installed.
     pub snapshots_installed: AtomicU64,
 }

@@ -1,8 +1,8 @@
-//! The one owner of consensus.
+//! The driver: the one owner of consensus.
 //!
-//! [`Handle`] is what the API side holds; [`PeerSender`] and [`PeerInbox`] are the seam to the
-//! transport. What is decided is decided by types without thread, lock or clock, and both the
-//! threads of production and the events of the simulation (`tests/src/sim`) run them:
+//! The API side holds a [`Handle`]; [`PeerSender`] and [`PeerInbox`] are the seam to the transport.
+//! All decisions are made by types without thread, lock or clock. The threads of production and the
+//! events of the simulation (`tests/src/sim`) both run these types:
 //!
 //! | type | owns | thread |
 //! |---|---|---|
@@ -13,8 +13,8 @@
 //! | [`Snapshots`] | the bodies of snapshots: which one counts, when a file goes | core, apply, **back** |
 //! | [`run_fetch`] | nothing: reads old entries | **fetch** |
 //!
-//! `run`, `apply_thread`, `log_thread`, `back_threads` and `mailbox` are the channels, locks and waits
-//! around them, and hold no decision that isn't about waiting.
+//! The modules `run`, `apply_thread`, `log_thread`, `back_threads` and `mailbox` hold the channels,
+//! locks and waits around these types. They make no decision that isn't about waiting.
 
 mod apply;
 mod apply_thread;
@@ -67,36 +67,40 @@ pub use start::{StartError, recover};
 pub use status::{NodeStatus, ends_at_word_of};
 pub use wal::{LogJob, LogWriter, gather, run_fetch};
 
-/// Jobs that wait for the log or the state machine, and those that one of them takes at once. The
-/// driver's bound on bytes that are not applied comes first; if this one is reached, the core waits.
+/// Capacity of the queues to the log and the state machine, and the most jobs that either takes at
+/// once. The driver's limit on unapplied bytes is normally reached first. If a queue is full, the
+/// core thread blocks.
 const QUEUED_JOBS: usize = 4096;
 
-/// The largest proposal; etcd's default request limit is 1.5 MiB, its hard one above that is ours.
+/// Maximum size of one proposal in bytes. etcd's default request limit is 1.5 MiB; this hard limit
+/// is our own.
 pub const MAX_PROPOSAL_BYTES: usize = 10 * 1024 * 1024;
 
-/// What the driver is told at its start.
+/// Configuration of the driver.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// This member's id.
     pub member: u64,
-    /// One tick; a leader's heartbeats go out each tick (`--heartbeat-interval`).
+    /// Length of one tick. A leader sends heartbeats every tick (`--heartbeat-interval`).
     pub tick: Duration,
     /// Ticks without a leader before an election (`--election-timeout` in ticks).
     pub election_ticks: usize,
-    /// How long a request may wait; etcd: 5 s and two election time-outs.
+    /// Maximum time that a request waits for its outcome. As in etcd: 5 s and two election
+    /// time-outs.
     pub request_timeout: Duration,
-    /// First start of seat 1: campaign as soon as a quorum of peers is connected.
+    /// Whether to campaign as soon as a quorum of peers is connected. True for the first start of
+    /// seat 1.
     pub campaign_when_connected: bool,
-    /// Any start: shorten the wait for the first election once a quorum is connected.
+    /// Whether to shorten the wait for the first election once a quorum is connected, at any start.
     pub hasten_first_election: bool,
-    /// Where snapshots on their way in and out lie; the transport writes incoming ones here.
+    /// Directory of incoming and outgoing snapshots. The transport writes incoming ones here.
     pub snapshot_dir: PathBuf,
-    /// Entries kept in the log behind the store's durable position, for followers that lag.
+    /// Number of entries that the log keeps behind the store's durable position, for followers that
+    /// lag.
     pub catch_up_entries: u64,
 }
 
 impl Options {
-    /// etcd's defaults: 100 ms heartbeats, 1 s election time-out.
+    /// Returns etcd's defaults: 100 ms heartbeats, and a 1 s election time-out.
     pub fn new(member: u64, snapshot_dir: PathBuf) -> Self {
         let tick = Duration::from_millis(100);
         let election_ticks = 10;

@@ -1,9 +1,11 @@
-//! The snapshot that was built last: who is being sent it, and when its body may go.
+//! Life of the snapshot body that was built last: which peers are being sent it, and when it may be
+//! removed.
 
 use std::collections::BTreeSet;
 
-/// A body is as large as the store. It is kept while somebody is sent it, and for one who asked and is
-/// about to be; whoever needs one later gets a newer one.
+/// The snapshot body built last, which is as large as the store. It is kept while transfers of it
+/// run, and for the peer that requested it until its transfer starts. A later request gets a newer
+/// body.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     index: u64,
@@ -12,28 +14,29 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// A body of the store as it was at `index`.
+    /// Starts with a body that holds the store's state at `index`.
     pub(super) fn new(index: u64) -> Self {
         Self { index, sending: BTreeSet::new(), served: false }
     }
 
-    /// A transfer to `peer` begins.
+    /// Records that a transfer to `peer` begins.
     pub(super) fn begin(&mut self, peer: u64) {
         self.sending.insert(peer);
     }
 
-    /// A transfer to `peer` has ended, whole or not.
+    /// Records that a transfer to `peer` ended, complete or not.
     pub(super) fn end(&mut self, peer: u64) {
         self.sending.remove(&peer);
         self.served = true;
     }
 
-    /// The log now begins after `base`: nobody can go on from a body of before.
+    /// Records that the log now begins after `base`. A receiver of an older body could not continue
+    /// from the log.
     pub(super) fn compacted(&mut self, base: u64) {
         self.served |= self.index < base;
     }
 
-    /// Whether nobody needs the body any more.
+    /// Returns whether the body is no longer needed.
     pub(super) fn is_over(&self, leads: bool) -> bool {
         self.sending.is_empty() && (self.served || !leads)
     }

@@ -1,4 +1,4 @@
-//! The seam to the transport: what the driver needs from it, and what it gives back.
+//! The seam between driver and transport.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -14,55 +14,55 @@ use super::mailbox::Inlet;
 use super::{NodeStatus, ends_at_word_of};
 use crate::witness::Promise;
 
-/// Where messages to peers go. One queue per peer, bounded in bytes.
+/// Sender of messages to peers. It has one queue per peer, bounded in bytes.
 pub trait PeerSender: Send + Sync + 'static {
-    /// Queues a message to `message.to`, or says at once why not. Never blocks.
+    /// Queues a message for `message.to`, or returns at once why it can't. Never blocks.
     fn try_send(&self, message: Message) -> Result<(), SendError>;
 
-    /// Starts to send a snapshot, beside the messages and without holding them up. How it ended
-    /// is reported by [`PeerInbox::snapshot_sent`], exactly once, also when it can't even start.
+    /// Starts to send a snapshot, without delaying other messages. [`PeerInbox::snapshot_sent`]
+    /// reports the end exactly once, also when the transfer can't even start.
     fn send_snapshot(&self, snapshot: OutgoingSnapshot);
 }
 
-/// Why a message was dropped. Consensus copes with any loss.
+/// Reason why a message was dropped. Consensus tolerates any loss.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum SendError {
-    /// The peer takes it too slowly.
+    /// The peer receives too slowly, so its queue is full.
     #[error("the queue to the peer is full")]
     Full,
-    /// There is no connection.
+    /// No stream to the peer is connected.
     #[error("the peer is not connected")]
     NotConnected,
 }
 
-/// A snapshot on its way out.
+/// A snapshot to be sent.
 #[derive(Debug)]
 pub struct OutgoingSnapshot {
-    /// Goes before the body; `message.to` is the receiver.
+    /// Message that goes before the body; `message.to` is the receiver.
     pub message: Message,
-    /// The body, open at its beginning. The driver removes the file when all transfers of it have
+    /// File of the body, open at its beginning. The driver removes it when all transfers of it have
     /// ended.
     pub body: File,
-    /// Its length in bytes.
+    /// Length of the body in bytes.
     pub bytes: u64,
 }
 
-/// A snapshot that has arrived whole.
+/// A snapshot that was received completely.
 #[derive(Debug)]
 pub struct IncomingSnapshot {
-    /// What came before the body.
+    /// Message that came before the body.
     pub message: Message,
     /// The body, in a file of its own in the directory that
     /// [`Options::snapshot_dir`](super::Options::snapshot_dir) names. The driver removes it.
     pub body: PathBuf,
 }
 
-/// The inbound queue is full: drop the message, or wait and try again.
+/// The inbound queue is full. The caller drops the message, or waits and tries again.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("the inbound queue is full")]
 pub struct InboxFull;
 
-/// What the transport tells the driver. Cheap to clone; never blocks.
+/// Interface by which the transport reports to the driver. Cheap to clone; never blocks.
 #[derive(Clone, Debug)]
 pub struct PeerInbox {
     pub(super) inlet: Arc<dyn Inlet>,
@@ -70,8 +70,8 @@ pub struct PeerInbox {
 }
 
 impl PeerInbox {
-    /// A message from `from`, which the transport has authenticated. Messages that claim another
-    /// sender are dropped.
+    /// Delivers a message from `from`, which the transport has authenticated. A message that names
+    /// another sender is dropped.
     pub fn deliver(&self, from: u64, message: Message) -> Result<(), InboxFull> {
         if message.from != from {
             tracing::warn!(
@@ -84,56 +84,56 @@ impl PeerInbox {
         self.inlet.message(message)
     }
 
-    /// What this member has promised to others, so far.
+    /// Returns all promises that this member has made to others so far.
     pub fn promised(&self) -> Promise {
         self.status.borrow().promised
     }
 
-    /// How far it knows the log to be committed, and its term.
+    /// Returns the current term, and the highest index that this member knows to be committed.
     pub fn committed(&self) -> (u64, u64) {
         let status = self.status.borrow();
         (status.term, status.commit)
     }
 
-    /// Whether the snapshot that `message` from `from` announces would bring this member on; if not,
-    /// there is no need to receive its body.
+    /// Returns whether the snapshot announced by `message` from `from` would advance this member.
+    /// If not, its body need not be received.
     pub fn wants_snapshot(&self, from: u64, message: &Message) -> bool {
         let status = self.status.borrow();
         is_wanted(from, message, status.term, status.commit)
     }
 
-    /// Whether this member ends because `by` says that it was removed.
+    /// Returns whether this member ends if the peer `by` reports that it was removed.
     #[must_use]
     pub fn ends_at_word_of(&self, by: u64) -> bool {
         let status = self.status.borrow();
         ends_at_word_of(by, &status.members, status.may_alone_know)
     }
 
-    /// A whole snapshot, which [`wants_snapshot`](Self::wants_snapshot) has let pass. What is
-    /// returned tells true once it is installed, durably, and false if it wasn't needed after all;
-    /// it ends without either when the node stops.
+    /// Delivers a complete snapshot that [`wants_snapshot`](Self::wants_snapshot) accepted. The
+    /// receiver yields true once it is durably installed, and false if it wasn't needed after all.
+    /// If the node stops, it ends without a value.
     pub fn deliver_snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool> {
         self.inlet.snapshot(snapshot)
     }
 
-    /// How [`PeerSender::send_snapshot`] to `peer` ended.
+    /// Reports how the transfer that [`PeerSender::send_snapshot`] started to `peer` ended.
     pub fn snapshot_sent(&self, peer: u64, arrived: bool) {
         self.inlet.notice(Notice::SnapshotSent { peer, arrived });
     }
 
-    /// A stream to or from `peer` stands, after its hello was accepted.
+    /// Reports that a stream to or from `peer` is connected, after its hello was accepted.
     pub fn connected(&self, peer: u64) {
         self.inlet.notice(Notice::Connected(peer));
     }
 
-    /// No stream to `peer` stands any more.
+    /// Reports that no stream to or from `peer` is connected any more.
     pub fn disconnected(&self, peer: u64) {
         self.inlet.notice(Notice::Disconnected(peer));
     }
 }
 
-/// Whether the snapshot that `message` from `from` announces would bring a member on that has got to
-/// `term` and `commit`.
+/// Returns whether the snapshot announced by `message` from `from` would advance a member whose
+/// term is `term` and whose commit index is `commit`.
 pub fn is_wanted(from: u64, message: &Message, term: u64, commit: u64) -> bool {
     message.kind == MessageKind::Snapshot
         && message.from == from
@@ -141,7 +141,7 @@ pub fn is_wanted(from: u64, message: &Message, term: u64, commit: u64) -> bool {
         && message.snapshot.is_some_and(|at| at.index > commit)
 }
 
-/// An inbox that nobody empties, for tests of what comes before it.
+/// Inbox that is never emptied, for tests of the transport.
 #[cfg(test)]
 pub(crate) mod recorded {
     use std::sync::{Mutex, mpsc};
@@ -151,7 +151,7 @@ pub(crate) mod recorded {
     use super::*;
     use crate::driver::Role;
 
-    /// What has come in.
+    /// Messages and snapshot files delivered so far.
     #[derive(Debug, Default)]
     pub(crate) struct Recorded {
         pub(crate) messages: Mutex<Vec<Message>>,
@@ -174,7 +174,7 @@ pub(crate) mod recorded {
         }
     }
 
-    /// Member 1, which follows nobody and has an empty log.
+    /// Returns the status of member 1 with an empty log and no leader.
     pub(crate) fn status() -> NodeStatus {
         NodeStatus {
             member: 1,
@@ -198,12 +198,12 @@ pub(crate) mod recorded {
         }
     }
 
-    /// That of [`status`].
+    /// Returns an inbox of the member that [`status`] describes.
     pub(crate) fn inbox() -> (PeerInbox, Arc<Recorded>) {
         inbox_of(status())
     }
 
-    /// That of a member whose status is this.
+    /// Returns an inbox of a member with the given status.
     pub(crate) fn inbox_of(status: NodeStatus) -> (PeerInbox, Arc<Recorded>) {
         let recorded = Arc::new(Recorded::default());
         let status = watch::channel(Arc::new(status)).1;

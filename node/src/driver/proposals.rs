@@ -1,4 +1,5 @@
-//! Proposals that wait for their round: one's own clients', and those that peers passed on.
+//! Proposals that wait for their round: those of this member's clients, and those that peers
+//! forwarded.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,19 +10,21 @@ use super::MAX_PROPOSAL_BYTES;
 use super::mail::{MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS, Proposal};
 use crate::machine::RequestId;
 
-/// Bytes and number of proposals in one round. What is left comes with the next.
+/// Maximum bytes of proposals in one round. The rest waits for the next.
 const ROUND_BYTES: usize = 4 * 1024 * 1024;
+/// Maximum number of proposals in one round. The rest waits for the next.
 const ROUND_PROPOSALS: usize = 4096;
 
-/// How far back a passed-on message may come late and still be taken.
+/// Number of a sender's latest forwarded messages among which a late one is still accepted.
 const WINDOW: u64 = 1024;
 
-/// Changes of members that wait for the one before them; more are refused.
+/// Maximum number of changes of members that wait for an earlier one; more are refused.
 const MAX_QUEUED_CHANGES: usize = 64;
 
 #[derive(Debug)]
 struct Pending {
-    /// None if it came from a peer, who answers its client.
+    /// Id of this member's own request; `None` for a forwarded proposal, whose sender answers its
+    /// client.
     own: Option<RequestId>,
     kind: EntryKind,
     data: Bytes,
@@ -29,7 +32,7 @@ struct Pending {
     since: u64,
 }
 
-/// A round's worth, all of one kind. A change of members is alone.
+/// Proposals of one round, all of one kind. A change of members is alone in its round.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     pub kind: EntryKind,
@@ -41,37 +44,38 @@ pub(super) struct Group {
 #[derive(Debug, Default)]
 pub(super) struct Proposals {
     pending: VecDeque<Pending>,
-    /// Changes of members. A leader's wait until one may be made, and hold up nothing else.
+    /// Waiting changes of members. A leader holds each until it may be made; other proposals don't
+    /// wait for them.
     changes: VecDeque<Pending>,
-    /// Of both.
+    /// Total data bytes of `pending` and `changes`.
     bytes: usize,
     seen: BTreeMap<u64, Seen>,
 }
 
 impl Proposals {
-    /// Whether any could go now.
+    /// Returns whether no proposal can be made now. Waiting changes of members don't count.
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// False if there are too many.
+    /// Queues a proposal of this member's clients. Returns false if too many wait.
     pub(super) fn push_own(&mut self, proposal: Proposal, now: u64) -> bool {
         let Proposal { id, kind, data } = proposal;
         self.push(Pending { own: Some(id), kind, data, hops: 0, since: now })
     }
 
-    /// Takes what a peer passed on, once: a message that the network has doubled is not proposed
-    /// twice.
+    /// Queues the proposals of a forwarded message. A message that the network duplicated is
+    /// dropped, so that nothing is proposed twice.
     pub(super) fn push_forwarded(&mut self, message: Message, now: u64) {
         let seen = self.seen.entry(message.from).or_default();
         if !seen.is_new(message.commit, message.index) {
             return;
         }
         let hops = message.log_term;
-        // No honest member passes on what it would have refused itself.
+        // No correct member forwards a proposal that it would have refused itself.
         let proper = |entry: &Entry| (1..=MAX_PROPOSAL_BYTES).contains(&entry.data.len());
         for entry in message.entries.into_iter().filter(proper) {
-            // What doesn't fit is lost; its client is told that it took too long.
+            // A proposal that finds no room is lost, and its client's request times out.
             let Entry { kind, data, .. } = entry;
             self.push(Pending { own: None, kind, data, hops, since: now });
         }
@@ -91,7 +95,7 @@ impl Proposals {
         true
     }
 
-    /// Forgets what came before tick `before`: nobody waits for it any more.
+    /// Drops proposals that came before tick `before`: nobody waits for them any more.
     pub(super) fn expire(&mut self, before: u64) {
         for queue in [&mut self.pending, &mut self.changes] {
             while let Some(late) = queue.pop_front_if(|pending| pending.since < before) {
@@ -100,14 +104,15 @@ impl Proposals {
         }
     }
 
-    /// The next change of members; its own round.
+    /// Takes the next change of members, which has a round of its own.
     pub(super) fn take_change(&mut self) -> Option<Group> {
         let Pending { own, kind, data, hops, .. } = self.changes.pop_front()?;
         self.bytes -= data.len();
         Some(Group { kind, data: vec![data], own: own.into_iter().collect(), hops })
     }
 
-    /// The next round. Followers pass on proposals of one origin at a time, so that hops count.
+    /// Takes the next round of proposals. A follower forwards only proposals with equal hop counts
+    /// together, so that hops stay countable.
     pub(super) fn take(&mut self, leads: bool) -> Option<Group> {
         let Pending { hops, kind, .. } = *self.pending.front()?;
         let mut group = Group { hops, kind, ..Group::default() };
@@ -128,12 +133,13 @@ impl Proposals {
     }
 }
 
-/// Which of one peer's messages have come. Numbers count up within a boot of the sender.
+/// Forwarded messages of one peer that were received. Their numbers count up within a boot of the
+/// sender.
 #[derive(Debug, Default)]
 struct Seen {
     boot: u64,
     highest: u64,
-    /// Those within [`WINDOW`] below `highest`.
+    /// Latest numbers received, at most [`WINDOW`] of them.
     recent: VecDeque<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! Read barriers: one ReadIndex round for all who wait, a retry of our own, and the wait for the
-//! confirmed index to be applied.
+//! Read barriers: one ReadIndex round serves all waiting reads. This module also retries rounds,
+//! and waits until the confirmed index is applied.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,10 +7,11 @@ use node_consensus::{Consensus, Position, ReadContext, ReadState};
 
 use super::mail::{MAX_QUEUED_READS, ReadToken};
 
-/// Rounds on their way at once. Who comes later waits for one to end, and shares the next.
+/// Maximum number of ReadIndex rounds at a time. Later reads wait for one to end, and share the
+/// next.
 const MAX_ROUNDS: usize = 4;
 
-/// Who waits, and since which tick.
+/// A waiting read, and the tick at which it came.
 type Waiting = (ReadToken, u64);
 
 #[derive(Debug)]
@@ -18,7 +19,7 @@ struct Round {
     context: ReadContext,
     tokens: Vec<Waiting>,
     since: u64,
-    /// Whom it was put to, and when: another leader or term never heard of it.
+    /// Leader and term that the round was sent to. Another leader or term doesn't know of it.
     leader: (u64, u64),
 }
 
@@ -27,11 +28,11 @@ pub(super) struct Reads {
     retry_ticks: u64,
     waiting: Vec<Waiting>,
     rounds: VecDeque<Round>,
-    /// Confirmed, by the index that must be applied.
+    /// Confirmed reads, by the index that must be applied before they are answered.
     confirmed: BTreeMap<u64, Vec<Waiting>>,
-    /// All tokens in here.
+    /// Total number of reads in `waiting`, `rounds` and `confirmed`.
     tokens: usize,
-    /// ReadIndex rounds so far.
+    /// Number of ReadIndex rounds started so far.
     pub asked: u64,
 }
 
@@ -40,7 +41,7 @@ impl Reads {
         Self { retry_ticks, ..Self::default() }
     }
 
-    /// False if there are too many.
+    /// Adds a read. Returns false if too many wait.
     pub(super) fn push(&mut self, token: ReadToken, now: u64) -> bool {
         if self.tokens >= MAX_QUEUED_READS {
             return false;
@@ -50,8 +51,8 @@ impl Reads {
         true
     }
 
-    /// Forgets who came before tick `before`, and has given up: else the dead would take the place
-    /// of the living while nobody leads or nothing is applied.
+    /// Drops reads that came before tick `before`, whose callers have given up. Otherwise abandoned
+    /// reads would fill the queue while there is no leader or nothing is applied.
     pub(super) fn expire(&mut self, before: u64) {
         let mut left = 0;
         let mut expire = |tokens: &mut Vec<Waiting>| {
@@ -65,8 +66,8 @@ impl Reads {
         self.tokens = left;
     }
 
-    /// Asks for all who wait, and again for those whose round got no answer: under a new context,
-    /// since an old one may still be acknowledged.
+    /// Starts a round for all waiting reads, and for those of rounds that got no answer. A retry
+    /// needs a new context, since the old one may still be acknowledged.
     pub(super) fn ask(&mut self, consensus: &mut Consensus, now: u64) {
         let (_, leader, term) = consensus.leadership();
         let retry_ticks = self.retry_ticks;
@@ -97,7 +98,7 @@ impl Reads {
         }
     }
 
-    /// Those whose index is applied.
+    /// Moves the reads whose index is applied to `out`.
     pub(super) fn release(&mut self, applied: Position, out: &mut Vec<(ReadToken, Position)>) {
         while let Some(first) = self.confirmed.first_entry() {
             if *first.key() > applied.index {

@@ -1,8 +1,8 @@
-//! One round of the core: what has come in goes to the [`Driver`], what follows goes out. No clock,
-//! no thread, no I/O of its own.
+//! One round of the core: inputs go to the [`Driver`], and its effects go out. It has no clock, no
+//! thread and no I/O of its own.
 //!
-//! What goes out may be refused: a peer's queue is full, a snapshot's body is gone, the reader of old
-//! entries is busy. Consensus waits for an answer to each of these, so that what is lost is told to
+//! An effect may be refused: a peer's queue is full, a snapshot's body is gone, or the reader of
+//! old entries is busy. Consensus waits for an answer to each of these. So losses are reported to
 //! it, here and nowhere else.
 
 use std::path::{Path, PathBuf};
@@ -16,36 +16,36 @@ use super::mail::{Mail, Notice, ReadToken};
 use super::{ApplyJob, LogJob, Metrics, SendError};
 use crate::machine::RequestId;
 
-/// Where a round's effects go. Nothing waits there: what comes of it is told by a [`Notice`].
+/// Destinations of a round's effects. No call blocks for a result; a [`Notice`] reports it later.
 pub trait Outlets {
     /// Queues a message for `message.to`.
     fn send(&mut self, message: Message) -> Result<(), SendError>;
-    /// Starts to send the snapshot that `message` speaks of; its end is told by
-    /// [`Notice::SnapshotSent`]. False if there is no such body: then nothing was started.
+    /// Starts to send the snapshot of `message`; [`Notice::SnapshotSent`] reports the end. Returns
+    /// false, without starting anything, if there is no such body.
     fn send_snapshot(&mut self, message: Message) -> bool;
     /// Queues a job for the log.
     fn log(&mut self, job: LogJob);
     /// Queues a job for the state machine.
     fn apply(&mut self, job: ApplyJob);
-    /// Has old entries read. False if too much waits for that already.
+    /// Has old entries read. Returns false if too many fetches wait already.
     fn fetch(&mut self, fetch: Fetch) -> bool;
-    /// Nobody needs the snapshot that was built last.
+    /// Removes the snapshot that was built last.
     fn drop_snapshot(&mut self);
-    /// Nobody needs this snapshot, which was received.
+    /// Removes a received snapshot that is not needed.
     fn discard(&mut self, body: &Path);
-    /// Into the mail for the next round.
+    /// Queues a notice for the next round.
     fn notice(&mut self, notice: Notice);
-    /// A peer's message was refused.
+    /// Reports that a peer's message was refused.
     fn bad_message(&mut self, error: &StepError);
-    /// These proposals will never have an effect.
+    /// Reports proposals that will never have an effect.
     fn refuse(&mut self, proposals: Vec<RequestId>);
-    /// These reads may go ahead, at this position or later.
+    /// Releases reads, which may be answered at this position or a later one.
     fn allow(&mut self, reads: Vec<(ReadToken, Position)>);
-    /// These reads were too many.
+    /// Refuses reads because too many wait.
     fn refuse_reads(&mut self, reads: Vec<ReadToken>);
 }
 
-/// The owner of the driver: the core thread in production, an event of the simulation.
+/// Owner of the driver: the core thread in production, events in the simulation.
 #[derive(Debug)]
 pub struct Core {
     driver: Driver,
@@ -53,23 +53,23 @@ pub struct Core {
 }
 
 impl Core {
-    /// The first [`round`](Self::round) may have effects without anything having come in.
+    /// Wraps `driver`. The first [`round`](Self::round) may have effects even without inputs.
     pub fn new(driver: Driver, metrics: Arc<Metrics>) -> Self {
         Self { driver, metrics }
     }
 
-    /// The driver, to look at.
+    /// Returns the driver, read-only.
     pub fn driver(&self) -> &Driver {
         &self.driver
     }
 
-    /// Whether the next round has something to do, whatever comes in.
+    /// Returns whether the next round has work even without new inputs.
     pub fn has_more(&self) -> bool {
         self.driver.has_more()
     }
 
-    /// Everything that follows from `mail`, and from a tick if one is due. After a pause one is, not
-    /// as many as were missed: nobody was there to hear a leader.
+    /// Runs one round on `mail`, and on one tick if one is due. After a pause of many ticks only
+    /// one is made up: during the pause, this member could not receive a leader's heartbeats.
     pub fn round(&mut self, mail: Mail, tick: bool, out: &mut impl Outlets) {
         self.metrics.messages_received.fetch_add(mail.messages.len() as u64, Relaxed);
         self.metrics.proposals.fetch_add(mail.proposals.len() as u64, Relaxed);
@@ -139,7 +139,8 @@ impl Core {
         metrics.read_rounds.store(self.driver.read_rounds(), Relaxed);
     }
 
-    /// Whoever lost something is tried with less until it answers again: told once for each peer.
+    /// Sends messages, and reports each peer that lost some once. Consensus then probes that peer
+    /// until it answers.
     fn send(&self, messages: Vec<Message>, out: &mut impl Outlets) {
         let (mut sent, mut dropped) = (0, 0);
         let mut lost = Vec::new();
@@ -169,7 +170,7 @@ mod tests {
     use super::*;
     use crate::driver::DriverOptions;
 
-    /// Takes everything but what it is told not to, and remembers it.
+    /// Outlets that record what they are given, and refuse what the test configures.
     #[derive(Default)]
     struct Recorder {
         away: Vec<u64>,
@@ -223,7 +224,7 @@ mod tests {
         fn refuse_reads(&mut self, _: Vec<ReadToken>) {}
     }
 
-    /// Member 1 of three, who has just started.
+    /// Returns the core of member 1 of three, just started.
     fn core() -> Core {
         started(false)
     }
@@ -249,7 +250,7 @@ mod tests {
         mail
     }
 
-    /// Gives the core all that its outlets and a quick disk have for it, until nothing is left.
+    /// Runs rounds, with a disk that is instant, until nothing is left to do.
     fn settle(core: &mut Core, out: &mut Recorder) {
         loop {
             for job in std::mem::take(&mut out.log) {
@@ -265,7 +266,7 @@ mod tests {
         }
     }
 
-    /// Member 1, elected by 2.
+    /// Returns the core of member 1, elected with the votes of 1 and 2.
     fn leader(out: &mut Recorder) -> Core {
         let mut core = core();
         core.round(notice(Notice::Campaign), false, out);
@@ -278,7 +279,7 @@ mod tests {
         core
     }
 
-    /// The answer goes on a stream that the other makes, and that may come up later than ours.
+    /// A peer answers on a stream that it opens itself, which may be connected later than ours.
     #[test]
     fn the_first_seat_asks_again_for_votes_whose_answers_were_lost() {
         let asked = |out: &mut Recorder| {

@@ -1,4 +1,4 @@
-//! The start of a member's threads, and the one that owns consensus: core.
+//! Start of a member's threads, and the core thread, which owns consensus.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,23 +30,22 @@ use crate::log::{Log, Recovered};
 use crate::log_limit::LogLimit;
 use crate::machine::{RequestId, StateMachine};
 
-/// What a member is made of.
+/// Components from which a member is started.
 pub struct Parts<M> {
-    /// How it behaves.
     pub options: Options,
-    /// Its state.
+    /// State machine with its recovered state.
     pub machine: M,
-    /// Its log, just opened.
+    /// Log that was just opened.
     pub log: Log,
-    /// What opening it gave.
+    /// Result of opening the log.
     pub recovered: Recovered,
-    /// Its way to the peers.
+    /// Queues for messages to peers.
     pub sender: Arc<dyn PeerSender>,
-    /// Where election time-outs come from: anything that differs between members and starts.
+    /// Seed of the election time-outs: any value that differs between members and starts.
     pub seed: u64,
 }
 
-/// A running member. Dropping it stops its threads without handing over.
+/// A running member. Dropping it stops its threads without a transfer of leadership.
 #[derive(Debug)]
 pub struct Running {
     mailbox: Arc<Mailbox>,
@@ -54,8 +53,8 @@ pub struct Running {
 }
 
 impl Running {
-    /// Stops the threads: everything queued for the log is written, everything committed is
-    /// applied, the store is made durable. [`Handle::hand_over`] comes first.
+    /// Stops the threads. Everything queued for the log is written, everything committed is
+    /// applied, and the store is made durable. Call [`Handle::hand_over`] first.
     pub fn stop(mut self) {
         self.join();
     }
@@ -63,7 +62,7 @@ impl Running {
     fn join(&mut self) {
         self.mailbox.stop();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has aborted the process.
+            // A join can't fail: a thread that panicked has aborted the process.
             let _ = thread.join();
         }
     }
@@ -75,7 +74,7 @@ impl Drop for Running {
     }
 }
 
-/// Starts the threads. Before it returns, log and store have been found to fit each other.
+/// Starts the threads. Before it returns, it has checked that log and store fit each other.
 pub fn start<M: StateMachine>(
     mut parts: Parts<M>,
 ) -> Result<(Handle<M::Outcome>, PeerInbox, Running), StartError> {
@@ -137,7 +136,7 @@ pub fn start<M: StateMachine>(
         leader: leader_sender,
         seen,
     };
-    // First in, so that it is joined first: the others end when it drops their queues.
+    // The core thread is first, so it is joined first. The others end when it drops their queues.
     threads.insert(0, spawn("core", move || core.run())?);
 
     let inbox = PeerInbox { inlet: Arc::clone(&mailbox) as _, status: status.clone() };
@@ -154,7 +153,7 @@ pub fn start<M: StateMachine>(
     Ok((handle, inbox, Running { mailbox, threads }))
 }
 
-/// See [`DriverOptions::max_backlog_bytes`].
+/// Limit on unapplied bytes: see [`DriverOptions::max_backlog_bytes`].
 const MAX_BACKLOG_BYTES: usize = 128 * 1024 * 1024;
 
 fn driver_options(options: &Options) -> DriverOptions {
@@ -190,7 +189,7 @@ struct CoreThread<M: StateMachine> {
 impl<M: StateMachine> CoreThread<M> {
     fn run(mut self) {
         let mut next_tick = Instant::now() + self.options.tick;
-        // A single voter has campaigned already.
+        // The first round has no input: a single voter has campaigned already, which has effects.
         self.core.round(Mail::default(), false, &mut self.out);
         loop {
             let deadline = if self.core.has_more() { Instant::now() } else { next_tick };
@@ -213,7 +212,7 @@ impl<M: StateMachine> CoreThread<M> {
         }
     }
 
-    /// What a leader tells the others with each tick leaves a whole tick late: counted once for each.
+    /// Counts one late heartbeat for each peer, because a leader's tick came a whole tick late.
     fn beats_late(&self) {
         let driver = self.core.driver();
         if driver.leadership().0 == Role::Leader {
@@ -241,7 +240,7 @@ impl<M: StateMachine> CoreThread<M> {
     }
 }
 
-/// To the other threads, to the peers, and to who waits.
+/// Outlets of the core: to the other threads, to the peers, and to waiting requests.
 struct ToThreads<M: StateMachine> {
     mailbox: Arc<Mailbox>,
     waiters: Arc<Waiters<M::Outcome>>,
@@ -267,7 +266,7 @@ impl<M: StateMachine> Outlets for ToThreads<M> {
     }
 
     fn log(&mut self, job: LogJob) {
-        // The thread ends only after this one.
+        // The send can't fail: the log thread ends only after this one.
         let _ = self.to_log.send(job);
     }
 

@@ -1,8 +1,9 @@
-//! The bodies of snapshots: built here to be sent, or received to be installed.
+//! Bodies of snapshots: built here to be sent, or received to be installed.
 //!
-//! Each is as large as the store. Of those built here the last one counts: who is sent it, and when it
-//! may go, is the driver's matter ([`Outgoing`](super::outgoing::Outgoing)); a newer one takes its
-//! place as soon as it is written, so that a message which still speaks of the old one finds no body.
+//! Each body is as large as the store. Of those built here, only the latest counts, and a newer one
+//! replaces it as soon as it is written. A message that still refers to the replaced one finds no
+//! body. The driver decides who is sent the body, and when it may be removed
+//! ([`Outgoing`](super::outgoing::Outgoing)).
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
@@ -15,21 +16,21 @@ use node_consensus::{Message, Position};
 use super::mail::Notice;
 use crate::machine::Snapshot;
 
-/// Where bodies lie.
+/// Storage of snapshot bodies.
 pub trait Bodies {
-    /// One that is being written.
+    /// Body that is being written.
     type New: Write;
-    /// One that is being read.
+    /// Body that is being read.
     type Body: Read;
-    /// Begins a body, in place of any that was there.
+    /// Creates a body, replacing any at `path`.
     fn create(&self, path: &Path) -> io::Result<Self::New>;
-    /// A body from its beginning.
+    /// Opens a body at its beginning.
     fn open(&self, path: &Path) -> io::Result<Self::Body>;
-    /// Forgets a body.
+    /// Removes a body.
     fn remove(&self, path: &Path) -> io::Result<()>;
 }
 
-/// In files, as in production.
+/// Bodies in files, as in production.
 #[derive(Clone, Copy, Debug)]
 pub struct Files;
 
@@ -50,32 +51,32 @@ impl Bodies for Files {
     }
 }
 
-/// All bodies of one member.
+/// Snapshot bodies of one member.
 #[derive(Debug)]
 pub struct Snapshots<B> {
     dir: PathBuf,
     bodies: B,
-    /// The one built last.
+    /// Position and file of the body built last.
     built: Mutex<Option<(Position, PathBuf)>>,
 }
 
 impl<B: Bodies> Snapshots<B> {
-    /// Those in `dir`; none has been built yet.
+    /// Starts with the directory `dir`; no body has been built yet.
     pub fn new(dir: PathBuf, bodies: B) -> Self {
         Self { dir, bodies, built: Mutex::default() }
     }
 
-    /// Writes a body, which then is the one built last; what to tell the driver.
+    /// Writes a body, which becomes the one built last. Returns the notice for the driver.
     pub fn build<S: Snapshot>(&self, snapshot: S) -> Notice {
         let (at, members) = (snapshot.position(), snapshot.members());
         let path = self.dir.join(format!("outgoing-{:016x}", at.index));
         let written = self.write(&snapshot, &path);
-        // It holds on to a part of the store.
+        // The snapshot keeps a part of the store in use.
         drop(snapshot);
         if let Err(error) = &written {
             let error = &**error;
             tracing::error!(error, index = at.index, "a snapshot couldn't be made");
-            // Half of one takes space for nothing.
+            // A partial body would only take up space.
             self.remove(&path);
             return Notice::Built(None);
         }
@@ -94,26 +95,26 @@ impl<B: Bodies> Snapshots<B> {
         Ok(out.flush()?)
     }
 
-    /// The body that `message` speaks of, if it is the one built last and can be read.
+    /// Opens the body of `message`, if it is the one built last and can be read.
     pub fn body_of(&self, message: &Message) -> Option<B::Body> {
-        // Opened under the lock, so that it isn't removed meanwhile.
+        // The body is opened under the lock, so that it isn't removed meanwhile.
         let built = self.lock();
         let (_, path) = built.as_ref().filter(|(at, _)| message.snapshot == Some(*at))?;
         self.bodies.open(path).ok()
     }
 
-    /// Nobody needs the one built last.
+    /// Removes the body built last.
     pub fn drop_built(&self) {
         let built = self.lock().take();
         built.into_iter().for_each(|(_, path)| self.remove(&path));
     }
 
-    /// A body that was received.
+    /// Opens a body that was received.
     pub fn open(&self, path: &Path) -> io::Result<B::Body> {
         self.bodies.open(path)
     }
 
-    /// What stays costs space only until the next start.
+    /// Removes a body. If that fails, the file takes up space only until the next start.
     pub fn remove(&self, path: &Path) {
         if let Err(error) = self.bodies.remove(path) {
             tracing::warn!(path = %path.display(), %error, "a snapshot's file couldn't be removed");
@@ -183,7 +184,7 @@ mod tests {
         snapshots.drop_built();
     }
 
-    /// Files that give out at the first byte.
+    /// Bodies on a disk that is full at the first byte.
     struct Full(Cell<bool>);
 
     impl Bodies for Full {

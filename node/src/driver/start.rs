@@ -1,20 +1,20 @@
-//! From log and store to what consensus starts with.
+//! Recovery of consensus' initial state from log and store.
 
 use node_consensus::{ConfigError, Initial, Members, Position};
 use thiserror::Error;
 
 use crate::log::{Fit, Log, LogError};
 
-/// Why a member can't start.
+/// Reason why a member can't start.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// The log can't be used, or doesn't fit the store.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// What was found contradicts itself.
+    /// The recovered state contradicts itself.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A thread can't be made.
+    /// The operating system refused to create a thread.
     #[error("can't start a thread")]
     Thread(#[source] std::io::Error),
     /// The directory for snapshots can't be used.
@@ -22,8 +22,9 @@ pub enum StartError {
     Snapshots(#[source] std::io::Error),
 }
 
-/// Compares log and store, finishes a snapshot's installation that a crash cut short, and reads
-/// the entries that the store has yet to apply. `members` are the store's at `applied`.
+/// Checks that log and store fit each other, and finishes a snapshot's install that a crash
+/// interrupted. Then it reads the entries that the store has yet to apply. `members` are the
+/// store's members at `applied`.
 pub fn recover(log: &mut Log, applied: Position, members: Members) -> Result<Initial, StartError> {
     if log.check_store(applied)? == Fit::Installed {
         log.finish_install(applied)?;

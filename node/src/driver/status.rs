@@ -1,4 +1,4 @@
-//! What this member says of itself, and what it has seen of leaders and peers over time.
+//! Published status of this member, and its observations of leaders and peers over time.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,58 +9,59 @@ use super::core::Driver;
 use super::error::ProposeError;
 use crate::witness::Promise;
 
-/// A moment's view of this member, as the core last published it.
+/// Status of this member at one moment, as the core last published it.
 #[derive(Clone, Debug)]
 pub struct NodeStatus {
-    /// This member.
     pub member: u64,
-    /// The leader it knows; 0 is none.
+    /// Leader known to this member; 0 if it knows none.
     pub leader: u64,
-    /// Its term.
+    /// Current term of this member.
     pub term: u64,
-    /// Its part.
     pub role: Role,
-    /// Highest committed index it knows.
+    /// Highest index that this member knows to be committed.
     pub commit: u64,
-    /// The last entry applied.
+    /// Position of the last entry applied.
     pub applied: Position,
-    /// The last entry that the store holds durably.
+    /// Position of the last entry that the store holds durably.
     pub durable: Position,
-    /// First index in the log.
+    /// First index that the log has.
     pub first: u64,
-    /// Last index in the log.
+    /// Last index in the log, durable or not.
     pub last: u64,
-    /// Streams that stand, and this member itself, reach a quorum; since when.
+    /// Time since when this member and its connected peers have formed a quorum; `None` if they
+    /// don't.
     pub quorum_connected: Option<Instant>,
-    /// When this member last knew that it had lost a leader.
+    /// Time at which this member last lost a leader.
     pub leader_lost: Option<Instant>,
-    /// What it has promised to others.
+    /// Promises that this member has made to others.
     pub promised: Promise,
-    /// Leaders only: who has this entry on disk knows the members as they are.
+    /// Leaders only: index of an entry that comes after all applied changes of members. A member
+    /// that has it on disk knows the current members.
     pub settles: Option<u64>,
-    /// Leaders only: the other members.
+    /// Leaders only: replication status of the other members.
     pub peers: Vec<PeerStatus>,
-    /// The voter that this member would hand over to, if it leads and there is one.
+    /// Voter to which this member would transfer leadership, if it leads and there is one.
     pub successor: Option<u64>,
-    /// Who takes part in consensus.
+    /// Voters and learners of the current configuration.
     pub members: Arc<Members>,
-    /// This one does no longer, and nobody needs it any more.
+    /// Whether this member was removed and is no longer needed by the others.
     pub has_left: bool,
-    /// It may be the only one that knows that it does no longer.
+    /// Whether this member may be the only one that knows of its removal.
     pub may_alone_know: bool,
 }
 
-/// Whether a member ends because `by` says that it was removed.
+/// Returns whether a member ends when the peer `by` reports that it was removed.
 ///
-/// Not at the word of a learner, while it may be the only one that knows: nobody asks learners, and of
-/// two that vote, the other one needs its vote until it is told.
+/// While the member may be the only one that knows, a learner's report doesn't count, because no
+/// candidate asks learners. Of two voters, the other one needs the member's vote until it is told
+/// of the removal.
 #[must_use]
 pub fn ends_at_word_of(by: u64, members: &Members, may_alone_know: bool) -> bool {
     !(may_alone_know && members.learners.contains(&by))
 }
 
 impl NodeStatus {
-    /// That of `driver` on `member`.
+    /// Returns the current status of `driver`, which runs on `member`.
     pub(super) fn of(driver: &Driver, member: u64, seen: &Seen) -> Self {
         let status = driver.status();
         let (applied, durable) = driver.positions();
@@ -86,8 +87,8 @@ impl NodeStatus {
         }
     }
 
-    /// Why a request that began at `started` was not answered in time. As etcd tells time-outs apart
-    /// (server/etcdserver/errors, `parseProposeCtxErr`).
+    /// Returns the reason why a request that began at `started` was not answered in time. The cases
+    /// are etcd's (server/etcdserver/errors, `parseProposeCtxErr`).
     pub(super) fn why_late(&self, started: Instant) -> ProposeError {
         let after = |at: Instant| at >= started;
         if self.leader_lost.is_some_and(after) {
@@ -102,17 +103,17 @@ impl NodeStatus {
     }
 }
 
-/// Since when things are as they are.
+/// Times at which leader and connections last changed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
-    /// 0 is none.
+    /// Leader known last; 0 if there was none.
     pub leader: u64,
     leader_lost: Option<Instant>,
     quorum_connected: Option<Instant>,
 }
 
 impl Seen {
-    /// How things are now; whether the leader is another one than before.
+    /// Records the present leader and connections. Returns whether the leader has changed.
     pub(super) fn observe(&mut self, leader: u64, is_quorum_connected: bool, now: Instant) -> bool {
         self.quorum_connected = self.quorum_connected.or(Some(now)).filter(|_| is_quorum_connected);
         let changed = leader != self.leader;

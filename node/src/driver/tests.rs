@@ -1,5 +1,5 @@
-//! The threads, over real files, with a state machine small enough to see through. What may go
-//! wrong in time is the simulation's matter.
+//! Tests of the threads, over real files, with a state machine that is small enough to check.
+//! Faults of timing are left to the simulation.
 
 mod first_election;
 mod follower;
@@ -22,7 +22,7 @@ use crate::machine::{
     StateMachine,
 };
 
-/// Remembers the requests it has applied, in order; its file is its durability.
+/// State machine that lists the requests it has applied, in order. Its file is its durable state.
 struct List {
     applied: Position,
     durable: Position,
@@ -74,7 +74,7 @@ impl List {
     }
 }
 
-/// What a list's file holds.
+/// Content of a list's file.
 struct Saved(Position, Members, Vec<u8>);
 
 impl Snapshot for Saved {
@@ -155,7 +155,7 @@ impl StateMachine for List {
     }
 }
 
-/// Peers in one process. Messages pass through their bytes.
+/// Network between members in one process. Messages are encoded and decoded on the way.
 #[derive(Clone, Default)]
 struct Net(Arc<Mutex<BTreeMap<u64, (PeerInbox, PathBuf)>>>);
 
@@ -311,7 +311,7 @@ async fn a_member_that_missed_more_than_the_log_holds_gets_a_snapshot() {
     cluster.stop(lagging, nodes.remove(&lagging).unwrap());
     let mut id = 1;
     let mut status = nodes[&leader].handle.status();
-    // Large enough that the store is checkpointed and the log's first segments go.
+    // Writes enough to checkpoint the store and remove the log's first segments.
     while status.borrow_and_update().first < 10 {
         for _ in 0..100 {
             id += 1;
@@ -320,13 +320,14 @@ async fn a_member_that_missed_more_than_the_log_holds_gets_a_snapshot() {
         }
     }
     nodes.insert(lagging, cluster.start(lagging));
-    // An outcome that arrives within a snapshot is told to nobody: wait until it is installed.
+    // A request whose entry arrives as part of a snapshot gets no outcome, so wait until the
+    // snapshot is installed.
     nodes[&lagging].handle.read_barrier().await.unwrap();
     id += 1;
     put(&nodes[&lagging], id).await.unwrap();
     let metrics = nodes[&lagging].handle.metrics();
     assert_eq!(metrics.snapshots_installed.load(std::sync::atomic::Ordering::Relaxed), 1);
-    // Its body, as large as the store, is gone with the transfer, whoever has sent it.
+    // The body, as large as the store, is removed after the transfer on every member.
     let bodies = || {
         let of = |member: u64| cluster.dir.path().join(member.to_string()).join("snapshots");
         (1..=3).map(|member| std::fs::read_dir(of(member)).unwrap().count()).sum::<usize>()
@@ -355,14 +356,14 @@ async fn without_a_quorum_a_request_times_out_and_says_why() {
     assert_eq!(short.propose(payload(2, 1), RequestId(2)).await, Err(ProposeError::Stopped));
 }
 
-/// As one that was removed: its peers drop what it passes on, and never answer.
+/// A removed member: its peers drop the proposals that it forwards, and never answer.
 #[tokio::test]
 async fn who_waits_at_a_member_that_leaves_is_told_at_once() {
     let cluster = Cluster::new(3);
     let node = cluster.start(1);
     let (write, read) = (put(&node, 1), node.handle.read_barrier());
     let leave = async {
-        // Both wait by now.
+        // Both requests wait by now.
         tokio::task::yield_now().await;
         node.handle.leave();
     };
@@ -402,7 +403,8 @@ fn options(max_backlog_bytes: usize) -> DriverOptions {
     }
 }
 
-/// Else a follower full of uncommitted entries would drop for ever what should replace them.
+/// Otherwise a follower full of uncommitted entries would for ever drop the appends that should
+/// replace them.
 #[test]
 #[should_panic(expected = "1000 are no bound on the backlog")]
 fn what_may_be_uncommitted_fits_into_the_backlog() {
@@ -412,7 +414,8 @@ fn what_may_be_uncommitted_fits_into_the_backlog() {
     drop(Driver::new(&config, options(1_000), &initial));
 }
 
-/// A single voter that has applied a change of members, and what its state machine says of it.
+/// Returns a single voter whose state machine applied `change`, and reports `members` as the
+/// result.
 fn after_a_change(change: ConfChange, members: Members) -> Driver {
     let only = Members { voters: vec![1], learners: Vec::new() };
     let initial = Initial { members: only, ..Initial::default() };
@@ -452,7 +455,7 @@ fn consensus_counts_with_a_member_once_its_change_is_applied() {
 #[test]
 #[should_panic(expected = "the member table says Members { voters: [1, 2], learners: [] }")]
 fn a_member_table_that_disagrees_with_consensus_ends_the_process() {
-    // etcd 21694: the table forgot that it is a learner.
+    // etcd issue 21694: the member table forgot that a member is a learner.
     after_a_change(ConfChange::Learner(2), Members { voters: vec![1, 2], learners: Vec::new() });
 }
 

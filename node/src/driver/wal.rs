@@ -1,5 +1,5 @@
-//! The log's side: everything queued becomes one write and one sync; old entries are read beside
-//! it. No thread of its own.
+//! The log's side of the driver: all queued batches become one write and one sync, and old entries
+//! are read in parallel. It has no thread of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,23 +10,23 @@ use node_consensus::Fetch;
 use super::{Metrics, Notice, QUEUED_JOBS};
 use crate::log::{Batch, Log, LogError, Reader};
 
-/// With no more work for the log this long, it prepares for later.
+/// Time without work after which the log prepares for later writes.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// How often the free space is looked at.
+/// Interval at which the log's free space is checked.
 pub(super) const LOOK_AT_SPACE: Duration = Duration::from_secs(1);
 
-/// Something for the log.
+/// Job for the log.
 #[derive(Debug)]
 pub enum LogJob {
-    /// To be made durable.
+    /// Make this batch, with its number, durable.
     Write(u64, Batch),
-    /// To be dropped, up to here.
+    /// Drop entries up to and including this index.
     Compact(u64),
 }
 
 impl LogJob {
-    /// What is to be written.
+    /// Returns the batch of a write.
     pub fn batch(&self) -> Option<&Batch> {
         match self {
             Self::Write(_, batch) => Some(batch),
@@ -35,32 +35,33 @@ impl LogJob {
     }
 }
 
-/// What goes to the disk together: the first job, and what has gathered behind it.
+/// Collects the jobs that are done together: `first`, and those that queued behind it.
 pub fn gather(first: LogJob, more: impl Iterator<Item = LogJob>) -> Vec<LogJob> {
     let mut group = vec![first];
     group.extend(more.take(QUEUED_JOBS));
     group
 }
 
-/// The only writer of the log: the wal thread in production, events of the simulation. It looks at
-/// the clock for its counters only.
+/// The only writer of the log: the wal thread in production, events in the simulation. It reads the
+/// clock for its counters only.
 #[derive(Debug)]
 pub struct LogWriter {
     log: Log,
     metrics: Arc<Metrics>,
     is_short: bool,
-    /// Something may have to be prepared.
+    /// Whether there may be something to prepare.
     idle_work: bool,
 }
 
 impl LogWriter {
-    /// Takes the log over.
+    /// Takes ownership of the log.
     pub fn new(mut log: Log, metrics: Arc<Metrics>) -> Self {
         let is_short = log.is_short_of_space();
         Self { log, metrics, is_short, idle_work: true }
     }
 
-    /// Does all jobs: first the writes, as one group, then the furthest compaction. An error is final.
+    /// Does all jobs: first the writes, as one group, then the furthest compaction. After an error
+    /// the log must not be used again.
     pub fn run(&mut self, group: Vec<LogJob>) -> Result<Vec<Notice>, LogError> {
         let (started, bytes) = (Instant::now(), self.log.written_bytes());
         let mut notices = Vec::new();
@@ -93,13 +94,13 @@ impl LogWriter {
         Ok(notices)
     }
 
-    /// How long to wait for a job before [`idle`](Self::idle).
+    /// Returns how long to wait for a job before calling [`idle`](Self::idle).
     pub fn patience(&self) -> Duration {
         if self.idle_work { IDLE } else { LOOK_AT_SPACE }
     }
 
-    /// Nothing waits: one step of what makes later writes quick. While the disk is full, to prepare
-    /// is to see whether it still is.
+    /// Does one step of the work that makes later writes fast, because no job waits. While the disk
+    /// is full, such a step also finds out whether space is available again.
     pub fn idle(&mut self) -> Result<(), LogError> {
         if self.idle_work || self.is_short {
             self.idle_work = self.log.prepare()?;
@@ -107,34 +108,35 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Whether the disk's space runs short, as last looked at.
+    /// Returns whether the disk was short of space at the last check.
     pub fn is_short(&self) -> bool {
         self.is_short
     }
 
-    /// Looks at the disk's space; whether that changed [`is_short`](Self::is_short).
+    /// Checks the disk's space. Returns whether [`is_short`](Self::is_short) has changed.
     pub fn look_at_space(&mut self) -> bool {
         let short = self.log.is_short_of_space();
         self.metrics.log_bytes_left.store(self.log.bytes_left(), Relaxed);
         std::mem::replace(&mut self.is_short, short) != short
     }
 
-    /// Bytes that can be written before another segment has to be made.
+    /// Returns how many bytes can be written before another segment must be created.
     pub fn bytes_left(&self) -> u64 {
         self.log.bytes_left()
     }
 
-    /// A record after the last one, so that damage to it can be told from a torn end.
+    /// Writes an empty record after the last one. With it, damage to that last one can be told from
+    /// a torn end.
     pub fn finish(mut self) -> Result<(), LogError> {
         self.log.write(&[Batch::default()])
     }
 }
 
-/// Reads old entries, beside the writer and without holding it up. An error is final.
+/// Reads old entries in parallel with the writer, without delaying it. An error is final.
 pub fn run_fetch(log: &Reader, fetch: Fetch) -> Result<Notice, LogError> {
     let Fetch { id, low, high, max_bytes } = fetch;
     let entries = match log.entries(low, high, max_bytes) {
-        // Compacted meanwhile: consensus will see that it takes a snapshot.
+        // Compacted meanwhile. Consensus will find that the peer needs a snapshot.
         Err(LogError::NotThere { .. }) => Vec::new(),
         other => other?,
     };

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::*;
 use crate::machine::{EntryKind, Members, Snapshot};
 
-/// Counts what it has applied. Request ids are indexes.
+/// State machine that counts the entries it has applied. Request ids are indexes.
 #[derive(Debug, Default)]
 struct Count {
     applied: Position,
@@ -78,7 +78,7 @@ impl StateMachine for Count {
     }
 }
 
-/// What was told, in order; the only body is that of a snapshot at 50.
+/// Results in the order in which they were reported. The only snapshot body is one at index 50.
 #[derive(Default)]
 struct Told {
     all: Vec<String>,
@@ -135,7 +135,8 @@ fn applier(policy: CheckpointPolicy) -> Applier<Count> {
     Applier::new(Count::default(), policy, Arc::default())
 }
 
-/// What a machine tells that is given all of `jobs`, and in how many batches it applied.
+/// Runs all `jobs`. Returns what the state machine reported, and the size of each batch that it
+/// applied.
 fn run(policy: CheckpointPolicy, jobs: Vec<ApplyJob>) -> (Vec<String>, Vec<usize>) {
     let (mut applier, mut told) = (applier(policy), Told::default());
     let mut jobs = jobs.into_iter();

@@ -1,4 +1,4 @@
-//! Taking over a snapshot: it takes three steps, each durable before the next.
+//! Installation of a received snapshot, in three steps that are each durable before the next.
 
 use node_consensus::{Entry, HardState, Members, Message, Position};
 
@@ -7,10 +7,11 @@ use crate::driver::peers::IncomingSnapshot;
 use crate::log::Batch;
 
 impl Driver {
-    /// A snapshot and its body have arrived.
+    /// Takes a received snapshot with its body.
     pub(super) fn snapshot(&mut self, snapshot: IncomingSnapshot) {
         self.drain();
-        // What waits, also for what came just before it, keeps it from being taken over at once.
+        // A pending install, or an output that must be durable first, prevents installing this
+        // snapshot now.
         if self.install.is_some() || self.consensus.is_silent() {
             self.effects.discard.push(snapshot.body);
             return;
@@ -18,7 +19,7 @@ impl Driver {
         self.incoming = Some(snapshot.body);
         self.step(snapshot.message);
         self.drain();
-        // Consensus didn't want it.
+        // The body is still there if consensus did not accept the snapshot.
         self.effects.discard.extend(self.incoming.take());
     }
 
@@ -31,7 +32,7 @@ impl Driver {
     ) {
         let body = self.incoming.take().expect("consensus only sees snapshots that have a body");
         let hard_state = self.lazy_hard_state.take();
-        // Until the store holds the snapshot the old log counts, and with it the old commit index.
+        // Until the store holds the snapshot, the old log counts, and with it the old commit index.
         let old = hard_state.map(|state| HardState { commit: self.persisted_commit, ..state });
         let intent = self.next_batch;
         self.queue(
@@ -65,7 +66,8 @@ impl Driver {
         }
     }
 
-    /// A snapshot is of the past: its members are compared with those of that time.
+    /// Compares a built snapshot's members with those at its index, because the snapshot is of an
+    /// earlier state.
     pub(super) fn compare_snapshot(&self, index: u64, members: &Members) {
         let then = self.configurations.iter().rev().find(|(from, _)| *from <= index);
         if let Some((_, ours)) = then {

@@ -1,8 +1,8 @@
-//! How long a member that starts waits for a leader before it stands for election.
+//! Time that a starting member waits for a leader before it campaigns.
 
 use super::*;
 
-/// Member 1 of three, just started.
+/// Returns the driver of member 1 of three, just started.
 fn started(seed: u64, hasten_first_election: bool) -> Driver {
     let members = Members { voters: vec![1, 2, 3], learners: Vec::new() };
     let initial = Initial { members, ..Initial::default() };
@@ -10,8 +10,8 @@ fn started(seed: u64, hasten_first_election: bool) -> Driver {
     Driver::new(&Config::new(1, 1, seed), options, &initial).unwrap()
 }
 
-/// Ticks until it asks for votes, if it does within three election time-outs. In each of them it gets
-/// `mail` first.
+/// Returns the ticks until the member asks for votes, if it does within three election time-outs.
+/// Before each tick, `mail` may give it input.
 fn ticks_until_it_stands(driver: &mut Driver, mail: impl Fn(&mut Driver, u64)) -> Option<u64> {
     (1..=30).find(|tick| {
         mail(driver, *tick);
@@ -54,7 +54,7 @@ fn only_the_first_election_after_a_start_comes_early() {
     }
 }
 
-/// One member of a cluster that works is started again.
+/// One member of a working cluster is restarted.
 #[test]
 fn a_member_that_hears_a_leader_does_not_stand() {
     for seed in 1..=20 {

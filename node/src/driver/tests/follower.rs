@@ -1,4 +1,4 @@
-//! What a follower writes and says, and what waits for it, by hand.
+//! Writes and messages of a follower, and what waits for its disk, step by step.
 
 use node_consensus::{Entry, HardState};
 
@@ -7,7 +7,7 @@ use crate::log::Batch;
 
 const FIRST: Position = Position { index: 1, term: 1 };
 
-/// Member 1 of three, of which 2 leads.
+/// Returns the driver of member 1 of three, whose leader is member 2.
 fn follower() -> Driver {
     let initial = Initial { members: three(), ..Initial::default() };
     Driver::new(&Config::new(1, 1, 1), options(128 << 20), &initial).unwrap()
@@ -21,7 +21,8 @@ fn from(leader: u64, kind: MessageKind, term: u64) -> Message {
     Message { term, ..Message::new(kind, leader, 1) }
 }
 
-/// Entry `at`, right after another one of its term, and how far is committed.
+/// Returns an append of entry `at`, after another entry of its term, with the commit index
+/// `commit`.
 fn append(at: Position, commit: u64) -> Message {
     let Position { index, term } = at;
     let entry = Entry { index, term, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
@@ -54,19 +55,19 @@ fn a_snapshot_takes_three_steps_each_durable_before_the_next() {
     driver.message(append(FIRST, 1));
     let written = driver.advance().persist;
     assert_eq!((written[0].0, written[0].1.entries.len()), (1, 1));
-    // While that is being written:
+    // A snapshot arrives while that is being written.
     let (at, body) = (Position { index: 50, term: 4 }, PathBuf::from("body"));
     let message = from(2, MessageKind::Snapshot, 4);
     let message = Message { snapshot: Some(at), members: Some(three()), ..message };
     driver.notice(Notice::Snapshot(IncomingSnapshot { message, body: body.clone() }));
-    // The log's intent. The old log counts as yet, and with it its commit index.
+    // The log notes the coming install. The old log still counts, and with it its commit index.
     let intent = Batch { hard_state: hard_state(4, 1), installing: Some(at), ..Batch::default() };
     assert_eq!(driver.advance().persist, [(2, intent)]);
     driver.notice(Notice::Persisted(1));
     assert_eq!(driver.advance().install, None, "the intent is not durable");
     driver.notice(Notice::Persisted(2));
     assert_eq!(driver.advance().install, Some((at, body)));
-    // A new leader's term comes meanwhile, and waits.
+    // A new leader's term arrives meanwhile, and waits.
     driver.message(from(3, MessageKind::Heartbeat, 5));
     assert_eq!(driver.advance().persist, []);
     driver.notice(Notice::Installed { at, members: three() });
@@ -80,7 +81,8 @@ fn a_snapshot_takes_three_steps_each_durable_before_the_next() {
     assert_eq!((told[0].kind, told[0].to, told[0].index), (MessageKind::AppendResponse, 2, 50));
 }
 
-/// It was still applying that change when the snapshot came, whose members are later ones.
+/// The follower was still applying that change when a snapshot arrived, whose members are later
+/// ones.
 #[test]
 fn a_change_applied_while_a_snapshot_is_on_its_way_is_part_of_that_already() {
     let mut driver = follower();

@@ -1,25 +1,25 @@
-//! A leader hands over while its cluster is written and read. Clocks stand still: whatever waited for
-//! a tick would wait for ever.
+//! A leader transfers leadership while clients write and read. No clock ticks, so anything that
+//! waited for a tick would wait for ever.
 
 use std::collections::VecDeque;
 
 use super::*;
 
-/// Connected members. What is on its way to one of them arrives in the order in which it was sent.
+/// Connected members. Messages to one member arrive in the order in which they were sent.
 struct Cluster {
     drivers: Vec<Driver>,
     network: VecDeque<Message>,
-    /// Which requests each has applied, and which reads it may answer.
+    /// Requests that each member has applied, and reads that it may answer.
     served: Vec<(Vec<u64>, Vec<u64>)>,
 }
 
 impl Cluster {
-    /// So many voters, of which the first leads.
+    /// Returns a cluster of this many voters, led by the first.
     fn led(voters: u64) -> Self {
         Self::of(&Members { voters: (1..=voters).collect(), learners: Vec::new() })
     }
 
-    /// These members, whose ids count from 1. The first leads.
+    /// Returns a cluster of these members, whose ids count from 1, led by the first.
     fn of(members: &Members) -> Self {
         let ids: Vec<u64> = members.voters.iter().chain(&members.learners).copied().collect();
         let driver = |id| {
@@ -49,7 +49,7 @@ impl Cluster {
         self.work(n);
     }
 
-    /// A write and a read, by clients of one member.
+    /// Sends a write and a read of a client to one member.
     fn ask(&mut self, n: usize) {
         let id = n as u64 + 1;
         let kind = EntryKind::Normal;
@@ -58,7 +58,7 @@ impl Cluster {
         self.work(n);
     }
 
-    /// Does all that a member has to do now. Its disk is quick, and its state machine.
+    /// Does all work of a member, with a disk and state machine that are instant.
     fn work(&mut self, n: usize) {
         loop {
             let driver = &mut self.drivers[n];
@@ -83,7 +83,7 @@ impl Cluster {
         }
     }
 
-    /// One message arrives, at whoever comes first among those to whom any is on its way.
+    /// Delivers one message, to the first member in `order` for which one is pending.
     fn deliver(&mut self, order: &[u64]) -> bool {
         let next = |to: &u64| self.network.iter().position(|message| message.to == *to);
         let Some(message) = order.iter().find_map(next).and_then(|at| self.network.remove(at))
@@ -110,7 +110,7 @@ impl Cluster {
 fn nobody_waits_for_the_clock_while_a_leader_hands_over() {
     let orders = [[1, 2, 3], [1, 3, 2], [2, 1, 3], [2, 3, 1], [3, 1, 2], [3, 2, 1]];
     for order in orders {
-        // Clients come before each of its steps, and after the last.
+        // Clients send requests before each step of the transfer, and after the last.
         for before in 0.. {
             let mut cluster = Cluster::led(3);
             cluster.tell(0, Notice::Transfer(Some(2)));
@@ -132,7 +132,7 @@ fn nobody_waits_for_the_clock_while_a_leader_hands_over() {
     }
 }
 
-/// Consensus forgets at each check of the quorum who answers, until they answer again.
+/// At each quorum check, a leader forgets which peers are active until they answer again.
 #[test]
 fn there_is_somebody_to_hand_over_to_at_any_time() {
     for ticks in 1..=40 {
@@ -142,7 +142,7 @@ fn there_is_somebody_to_hand_over_to_at_any_time() {
             cluster.work(0);
             cluster.settle(&[1, 2, 3]);
         }
-        // Nothing of what it says in the last one has arrived yet.
+        // The leader's latest messages have not arrived yet.
         cluster.drivers[0].tick();
         cluster.work(0);
         cluster.tell(0, Notice::Transfer(None));
@@ -151,7 +151,8 @@ fn there_is_somebody_to_hand_over_to_at_any_time() {
     }
 }
 
-/// The leader of five ticks for so long, while `silent` members get nothing and so answer nothing.
+/// Returns a leader of five after `ticks` ticks, during which the `silent` members received and
+/// answered nothing.
 fn led_beside_silent(silent: &[u64], ticks: u64) -> Cluster {
     let mut cluster = Cluster::led(5);
     let others: Vec<u64> = (1..=5).filter(|member| !silent.contains(member)).collect();
@@ -164,7 +165,7 @@ fn led_beside_silent(silent: &[u64], ticks: u64) -> Cluster {
     cluster
 }
 
-/// A leader that had nothing to write since a member died has the same log as that member.
+/// If nothing was written since a member died, that member's log is as long as the leader's.
 #[test]
 fn a_leader_hands_over_to_nobody_whose_stream_has_ended() {
     let mut cluster = Cluster::led(5);
@@ -191,7 +192,7 @@ fn a_leader_prefers_a_successor_that_answers() {
 fn a_leader_prefers_the_longest_log_among_those_who_answer() {
     let mut cluster = Cluster::led(5);
     cluster.ask(0);
-    // The others are sent the write as well, and answer nothing so far.
+    // The others are sent the write as well, and have not answered yet.
     while cluster.deliver(&[3]) {}
     while cluster.deliver(&[1]) {}
     assert_eq!(cluster.drivers[0].successor(), Some(3));

@@ -1,8 +1,8 @@
-//! What a leader says once its disk knows, by hand.
+//! Messages that a leader sends once its disk has completed a write, step by step.
 
 use super::*;
 
-/// The first of two, which has been elected. What it wrote is durable, up to this batch.
+/// Returns the elected leader of two, and the number of its last batch, which is durable.
 fn leader() -> (Driver, u64) {
     let members = Members { voters: vec![1, 2], learners: Vec::new() };
     let initial = Initial { members, ..Initial::default() };
@@ -37,7 +37,8 @@ fn agreed(to: &Message) -> Option<Message> {
     Some(Message { term: to.term, index, ..Message::new(kind, 2, 1) })
 }
 
-/// A leader that has just learned that a change of members is committed, and writes that: this batch.
+/// Returns a leader that just learned the commit of a change of members, and the number of the
+/// batch that records it.
 fn committed_change() -> (Driver, u64) {
     let (mut driver, batch) = leader();
     let data = Bytes::from_static(b"a change of members");
