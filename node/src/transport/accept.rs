@@ -1,4 +1,4 @@
-//! Listening and handshakes, and what each accepted stream is for.
+//! Listening, inbound handshakes, and dispatch of each accepted stream by its purpose.
 
 use std::{
     io,
@@ -28,7 +28,7 @@ use super::{
     stream::{self, PeerStream},
 };
 
-/// After an accept failed (most often: too many open files).
+/// Pause after an accept failed (most often: too many open files).
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Accepts on `listener` until the transport stops.
@@ -99,7 +99,8 @@ async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, k
             let receiving = snapshot::receive(&shared, &peer, stream.io);
             while_it_fits(&peer, proof, receiving).await
         }
-        // Also if it is a member no longer by then: it may be what it asked for.
+        // A request is answered even if the peer ceases to be a member meanwhile: its request may
+        // be the cause.
         Purpose::Request => tokio::select! {
             () = shared.stopping.cancelled() => Ok(()),
             ended = request::answer(&shared, &peer, stream.io) => ended,
@@ -119,7 +120,7 @@ async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, k
     }
 }
 
-/// Does `work` on a stream for as long as its process has proven what the peer's record binds.
+/// Runs `work` on a stream while the stream's process has proven what the peer's record binds.
 async fn while_it_fits(
     peer: &PeerHandle,
     proof: Proof,
@@ -132,7 +133,7 @@ async fn while_it_fits(
     }
 }
 
-/// TLS, then the hello. `None`: refused, answered and counted.
+/// Performs TLS, then the hello. Returns `None` if the connection was answered and closed already.
 async fn admit(
     shared: &Shared,
     tcp: TcpStream,
@@ -171,8 +172,8 @@ async fn admit(
     }
 }
 
-/// Whoever may speak here at all may know who the members are: who is about to join must, before it
-/// can say which of them it is. The hello answers to whom it spoke.
+/// Sends the list of members to anyone who may connect here at all. A joining member needs it
+/// before it knows its own id. The answering hello is addressed to the sender of the request.
 async fn tell_members(shared: &Shared, mut stream: PeerStream, theirs: &Hello) -> io::Result<()> {
     let ours = Hello::new(&shared.local, theirs.from, theirs.purpose);
     stream.io.write_all(&ours.encode()).await?;

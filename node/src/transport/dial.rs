@@ -22,7 +22,7 @@ use super::{
 };
 use crate::config::PeerUrl;
 
-/// Why a peer could not be dialled.
+/// Reason why a peer could not be dialled.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
     #[error("{0}")]
@@ -35,7 +35,7 @@ pub(super) enum DialError {
     Refused(Refusal),
 }
 
-/// Keeps a stream to `peer` open for as long as it is one.
+/// Keeps a message stream to `peer` open for as long as it is a peer.
 pub(super) async fn run(shared: Arc<Shared>, peer: Arc<PeerHandle>) {
     let policy = ExponentialBuilder::default()
         .with_min_delay(shared.limits.redial.0)
@@ -102,7 +102,7 @@ async fn open(shared: &Shared, peer: &PeerHandle, url: &PeerUrl) -> Result<Opene
     })
 }
 
-/// Says which direction fails, when that is news, and whether the other one makes up for it.
+/// Logs which direction fails, if that is new, and whether the other direction makes up for it.
 fn say_failed(peer: &PeerHandle, url: &PeerUrl, error: &DialError) {
     let text = error.to_string();
     let (inbound, connected) = (peer.has_link(Opener::Remote), peer.connected_since().is_some());
@@ -117,7 +117,7 @@ fn say_failed(peer: &PeerHandle, url: &PeerUrl, error: &DialError) {
     }
 }
 
-/// Connects to any of the peer's URLs.
+/// Connects to the first of the peer's URLs that works.
 pub(super) async fn connect_any(
     shared: &Shared,
     peer: &PeerHandle,
@@ -134,7 +134,8 @@ pub(super) async fn connect_any(
     stream
 }
 
-/// Connects, and exchanges hellos, within the handshake's time; also returns the peer's.
+/// Connects and exchanges hellos within the handshake's time limit. Returns the stream and the
+/// peer's hello.
 pub(super) async fn connect(
     shared: &Shared,
     peer: &PeerHandle,
@@ -151,7 +152,8 @@ pub(super) async fn connect(
         if theirs.from != peer.id && theirs.answer.is_none() {
             return Err(refused(shared, Refusal::Sender, &theirs, url));
         }
-        // A refusal counts only from the member that was dialled, proven as in any other hello.
+        // A refusal counts only if it comes from the dialled member, which must prove itself as in
+        // any other hello.
         match (shared.admit(&theirs, stream.key, Opener::Local).await, theirs.answer) {
             (Ok(_), None) => Ok((stream, theirs)),
             (_, Some(answer @ (Refusal::Cluster | Refusal::Receiver))) => {

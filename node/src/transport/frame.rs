@@ -1,51 +1,52 @@
-//! Frames: a length (u32, big endian, of what follows), a kind, a payload.
+//! Frames of a stream: the length of the rest (u32, big endian), a kind, and a payload.
 
 use std::io;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// Length and kind.
+/// Bytes of a frame's length and kind.
 pub(super) const HEADER_BYTES: usize = 5;
-/// How far the buffer may grow ahead of what has arrived: a claimed length alone costs nothing.
+/// Maximum bytes by which the buffer may grow ahead of received data, so a claimed length alone
+/// costs nothing.
 const GROW_BYTES: usize = 64 * 1024;
-/// What is read at once, if no longer frame is on its way.
+/// Bytes read at once, unless a longer frame is being received.
 const READ_BYTES: usize = 8 * 1024;
-/// Payloads up to this are copied out of the buffer. They outlive it in the consensus core's cache,
-/// and a slice would keep all of the buffer alive for a few bytes.
+/// Maximum size of payloads that are copied out of the buffer. They outlive it in the consensus
+/// core's cache. A slice of a few bytes would keep all of the buffer alive.
 const COPY_BYTES: usize = 32 * 1024;
 
-/// What a frame is.
+/// Kind of a frame. The numbers are those of the wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// "Are you there?"
+    /// Asks the receiver to answer with a pong.
     Ping = 0,
-    /// "I am."
+    /// Answers a ping.
     Pong = 1,
     /// One consensus message.
     Message = 2,
-    /// What a snapshot is, before its chunks.
+    /// Header of a snapshot, which precedes its chunks.
     SnapshotHeader = 3,
-    /// A piece of it.
+    /// Part of a snapshot's body.
     SnapshotChunk = 4,
-    /// Its length (u64) and CRC-32C (u32).
+    /// End of a snapshot: its length (u64) and CRC-32C (u32).
     SnapshotEnd = 5,
-    /// "I have installed it" (one byte 1) or "I could not" (0).
+    /// Result of an installation: the byte 1 if it succeeded, 0 if it failed.
     SnapshotAnswer = 6,
-    /// What a member asks.
+    /// Request of one member to another.
     Request = 7,
-    /// What it is told.
+    /// Answer to a request.
     Answer = 8,
-    /// What the sender knows that members have promised.
+    /// Promises of members, as far as the sender knows them.
     Promises = 9,
-    /// Who the members are, by the sender's table.
+    /// List of members, by the sender's table.
     Census = 10,
-    /// "I read messages on this stream too, which I have opened."
+    /// Declares that the opener of this stream also reads messages on it.
     TwoWay = 11,
-    /// "Open a stream to me": its purpose (one byte) and a token (u64).
+    /// Asks the receiver to open a stream: its purpose (one byte) and a token (u64).
     Invite = 12,
-    /// The token of the invitation that a stream was opened for.
+    /// Token of the invitation for which a stream was opened.
     Invited = 13,
 }
 
@@ -72,7 +73,7 @@ impl Kind {
     }
 }
 
-/// Appends one frame to `out`. The payload is known to fit: `send` checks it.
+/// Appends one frame to `out`. The caller has checked that the payload fits.
 pub(super) fn put(out: &mut BytesMut, kind: Kind, payload: &[u8]) {
     let len = u32::try_from(payload.len() + 1).expect("frames are bounded far below 4 GiB");
     out.reserve(HEADER_BYTES + payload.len());
@@ -81,7 +82,7 @@ pub(super) fn put(out: &mut BytesMut, kind: Kind, payload: &[u8]) {
     out.put_slice(payload);
 }
 
-/// Reads frames of at most `max` payload bytes.
+/// Reader of frames with at most `max` payload bytes.
 pub(super) struct FrameReader<R> {
     inner: R,
     buffer: BytesMut,
@@ -93,8 +94,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Self { inner, buffer: BytesMut::new(), max }
     }
 
-    /// The next frame; `None` when the stream ended between frames. Cancel-safe: what has arrived
-    /// stays in the buffer.
+    /// Returns the next frame, or `None` if the stream ended between frames. Cancel-safe: received
+    /// bytes stay in the buffer.
     pub(super) async fn next(&mut self) -> io::Result<Option<(Kind, Bytes)>> {
         loop {
             let missing = match self.parse()? {

@@ -1,4 +1,4 @@
-//! For `fuzz/`: what a peer sends.
+//! Fuzz targets (for `fuzz/`) for input from a peer.
 
 use bytes::BytesMut;
 use futures_util::FutureExt as _;
@@ -7,17 +7,18 @@ use node_consensus::Message;
 use super::frame::{self, FrameReader, Kind};
 use super::hello::{Hello, LEN};
 
-/// The longest payload.
+/// Maximum payload of a frame, in bytes.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Frames are what was sent, and a message that is understood is the same once it is written again.
+/// Checks that frames are read exactly as sent, and that a decoded message is equal after it is
+/// encoded again.
 pub(crate) fn frames(bytes: &[u8]) {
     if let Some(Ok(hello)) = bytes.first_chunk::<LEN>().map(Hello::decode) {
         assert_eq!(hello.encode()[..], bytes[..LEN], "{hello:?}");
     }
     let mut reader = FrameReader::new(bytes, MAX_BYTES);
     let mut sent = BytesMut::new();
-    // All of it is there, so that nothing is waited for.
+    // All bytes are in memory, so the reader never has to wait.
     while let Some(Ok(Some((kind, payload)))) = reader.next().now_or_never() {
         frame::put(&mut sent, kind, &payload);
         if kind != Kind::Message {

@@ -1,4 +1,4 @@
-//! The hello: 96 bytes in each direction, before anything else.
+//! The hello: 96 bytes in each direction, before anything else is sent on a stream.
 //!
 //! ```text
 //! 0  magic "MUSTERP1"   8
@@ -18,12 +18,13 @@
 //! 88 last index         8
 //! ```
 //!
-//! The answer repeats the purpose, with one exception: to "messages" it says "snapshot". Builds that
-//! knew of one-way streams only answer "messages", and look at an answer's purpose for nothing. So both
-//! ends can tell: the dialler by the answer, and the other end by the frame `TwoWay`, which the dialler
-//! sends after such an answer only.
+//! The answer repeats the purpose, with one exception: it answers "messages" by "snapshot". Builds
+//! that know one-way streams only answer "messages", and ignore the purpose of an answer. So both
+//! ends learn whether the other knows two-way streams: the dialler by the answer, and the other end
+//! by the frame `TwoWay`. The dialler sends that frame only after such an answer.
 //!
-//! The first ten bytes are the same in every version, so that another one is answered by a refusal.
+//! The first ten bytes are the same in every version, so a hello of another version can be refused
+//! properly.
 
 use std::io;
 
@@ -35,28 +36,29 @@ use crate::{
     witness::{Appearance, OnDisk},
 };
 
-/// The length of a hello.
+/// Length of a hello in bytes.
 pub(super) const LEN: usize = 96;
 const MAGIC: &[u8; 8] = b"MUSTERP1";
 const VERSION: u16 = 2;
-/// Magic and version.
+/// End of magic and version, in bytes from the start.
 const VERSION_ENDS: usize = 10;
 
-/// What a stream is for.
+/// Purpose of a stream. The numbers are those of the wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Purpose {
-    /// Consensus' messages.
+    /// Messages of consensus.
     Messages = 0,
-    /// A snapshot from the dialler.
+    /// A snapshot sent by the dialler.
     Snapshot = 1,
     /// One request of the dialler, and its answer.
     Request = 2,
-    /// Who are the members? Also for who doesn't know yet which of them it is: ids are 0.
+    /// A request for the list of members. It may come from a joining member that doesn't know its
+    /// id: ids are 0.
     Members = 3,
-    /// The whole state, for a member that begins with it.
+    /// The whole state, sent to a joining member.
     State = 4,
-    /// A snapshot from the other end, which has invited the dialler.
+    /// A snapshot sent by the other end, which has invited the dialler.
     TakeSnapshot = 5,
     /// One request of the other end, which has invited the dialler, and its answer.
     TakeRequest = 6,
@@ -72,19 +74,19 @@ impl Purpose {
         Self::TakeSnapshot,
         Self::TakeRequest,
     ];
-    /// What an answer to [`Purpose::Messages`] says if the stream may be a two-way one.
+    /// Purpose in an answer to [`Purpose::Messages`] that marks a stream as possibly two-way.
     const TWO_WAY: Self = Self::Snapshot;
 
     pub(super) fn from_wire(byte: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|purpose| *purpose as u8 == byte)
     }
 
-    /// The purpose in the answer to a hello that is accepted.
+    /// Returns the purpose in the answer to an accepted hello.
     pub(super) fn answered(self) -> Self {
         if self == Self::Messages { Self::TWO_WAY } else { self }
     }
 
-    /// The purpose of a stream that the other end opens in this one's place, if there is any.
+    /// Returns the purpose by which the other end can open such a stream instead, if there is one.
     pub(super) fn reversed(self) -> Option<Self> {
         match self {
             Self::Snapshot => Some(Self::TakeSnapshot),
@@ -97,49 +99,49 @@ impl Purpose {
         }
     }
 
-    /// Whether a stream for this is opened on an invitation only.
+    /// Returns whether such a stream is opened on an invitation only.
     pub(super) fn is_reversed(self) -> bool {
         matches!(self, Self::TakeSnapshot | Self::TakeRequest)
     }
 }
 
-/// Why a stream was refused. The numbers are the wire's.
+/// Reason why a stream was refused. The numbers are those of the wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 #[repr(u8)]
 pub enum Refusal {
-    /// It doesn't speak this protocol at all.
+    /// The other end doesn't speak the peer protocol.
     #[error("it does not speak the peer protocol")]
     Protocol = 1,
-    /// It speaks another version of it.
+    /// The other end speaks another version of the peer protocol.
     #[error("it speaks another version of the peer protocol")]
     Version = 2,
-    /// It belongs to another cluster.
+    /// The other end belongs to another cluster.
     #[error("cluster ID mismatch")]
     Cluster = 3,
-    /// It takes this member for another one.
+    /// The other end expected another member at this address.
     #[error("it looks for another member at this address")]
     Receiver = 4,
-    /// No member has its id.
+    /// No member has the sender's id.
     #[error("its member id is not in the cluster")]
     Sender = 5,
-    /// It was a member once.
+    /// The sender was removed from the cluster.
     #[error("the member has been permanently removed from the cluster")]
     Removed = 6,
-    /// It has another data directory than the member it calls itself.
+    /// The sender's data directory is not the one of the member whose id it uses.
     #[error("its incarnation is not that of the member: its disk was wiped or replaced")]
     Incarnation = 7,
-    /// Its data directory is an older copy, or runs twice.
+    /// The sender's data directory is an older copy, or is used by two processes.
     #[error("its boot counter went back, or runs twice: its data directory is a copy")]
     Boot = 8,
-    /// Its certificate's key isn't the one bound in the member's record.
+    /// The key of the sender's certificate is not the one bound in the member's record.
     #[error(
         "its key is not the one bound to the member: it must have that key, or be removed and added with another"
     )]
     Key = 9,
-    /// Nothing is wrong with it: who was asked can't keep its record of it now.
+    /// The receiver can't record the sender durably at present. The sender is not at fault.
     #[error("the other end cannot write down what it must remember of this member")]
     Unavailable = 10,
-    /// Its disk has forgotten votes or entries that the member answered for.
+    /// The sender's disk lacks votes or entries that the member has promised.
     #[error(
         "its disk holds less than the member has promised: its data directory was put back from an older image"
     )]
@@ -150,7 +152,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Every reason, for metrics.
+    /// All reasons, for metrics.
     pub const ALL: [Self; 12] = [
         Self::Protocol,
         Self::Version,
@@ -166,12 +168,12 @@ impl Refusal {
         Self::Another,
     ];
 
-    /// Whether it is the data directory that is refused: no restart on it ever helps.
+    /// Returns whether the data directory itself is refused, so that no restart on it ever helps.
     pub(crate) fn is_for_good(self) -> bool {
         matches!(self, Self::Incarnation | Self::Boot | Self::Amnesia)
     }
 
-    /// A label for metrics.
+    /// Returns the reason's label for metrics.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -195,11 +197,11 @@ impl Refusal {
     }
 }
 
-/// What one side says of itself and of whom it means.
+/// Identity of the sender, and the receiver that it expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub purpose: Purpose,
-    /// `None`: accepted, or the dialler's.
+    /// Reason of a refusal. `None` in a dialler's hello and in an acceptance.
     pub answer: Option<Refusal>,
     pub cluster: ClusterId,
     pub from: MemberId,
@@ -225,26 +227,26 @@ impl Hello {
         }
     }
 
-    /// The process that says this.
+    /// Returns the process that sent this hello.
     pub(super) fn appearance(&self) -> Appearance {
         let Self { incarnation, boot, run, disk, .. } = *self;
         Appearance { incarnation, boot, run, disk }
     }
 
-    /// Whether an answer to [`Purpose::Messages`] says that the stream may be a two-way one.
+    /// Returns whether this answer to [`Purpose::Messages`] says that the stream may be two-way.
     pub(super) fn offers_two_way(&self) -> bool {
         self.answer.is_none() && self.purpose == Purpose::TWO_WAY
     }
 
-    /// What its sender has shown, with the key that its certificate has.
+    /// Returns what the sender has proven, together with the key of its certificate.
     pub(super) fn proof(&self, key: Option<NodeKey>) -> Proof {
         Proof { incarnation: self.incarnation, run: self.run, key }
     }
 
-    /// Reads one.
+    /// Reads one hello. The inner result is a refusal if the bytes are not a valid hello.
     ///
     /// # Errors
-    /// As soon as it is seen not to be one.
+    /// If the stream fails.
     pub(super) async fn read<R: AsyncRead + Unpin>(
         from: &mut R,
     ) -> io::Result<Result<Self, Refusal>> {
@@ -305,9 +307,9 @@ impl Hello {
         })
     }
 
-    /// Whether this hello, received by `local`, fits what the cluster knows of its sender; `record`
-    /// is `Err(true)` for a removed member and `Err(false)` for one that never was. The boot counter
-    /// is checked apart, because it must be made durable.
+    /// Checks this hello, received by `local`, against the sender's record. `record` is `Err(true)`
+    /// for a removed member and `Err(false)` for an unknown one. The boot counter is checked
+    /// elsewhere, because it must be made durable.
     pub(super) fn check(
         &self,
         local: &Local,

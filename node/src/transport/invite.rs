@@ -1,9 +1,9 @@
-//! Streams in the other direction: a member that can't connect to a peer has the peer connect to it.
+//! Reversed streams: a member that can't connect to a peer has the peer connect to it.
 //!
-//! Snapshots and requests have streams of their own, which the member opens that has something to send.
-//! If it can't, it sends an invitation on the message stream: a purpose and a token. The peer opens a
-//! stream for that purpose, both prove themselves in a hello as on any stream, and the peer names the
-//! token. From then on the stream is used as if the member that invited had opened it.
+//! Snapshots and requests have streams of their own, opened by the member that has something to
+//! send. If it can't connect, it sends an invitation on the message stream: a purpose and a token.
+//! The peer opens a stream for that purpose, both prove themselves in a hello as usual, and the
+//! peer names the token. From then on the stream is used as if the inviting member had opened it.
 
 use std::{
     collections::BTreeMap,
@@ -28,12 +28,11 @@ use super::{
     stream::{Duplex, PeerStream},
 };
 
-/// Streams that may be waited for at once.
+/// Maximum number of invitations to one peer whose streams are awaited.
 const MAX_INVITATIONS: usize = 128;
-/// Bytes of a token.
 const TOKEN_BYTES: usize = 8;
 
-/// Invitations of one peer that it has not followed yet.
+/// Invitations to one peer that it has not followed yet.
 #[derive(Default)]
 pub(super) struct Invitations(Mutex<Open>);
 
@@ -43,7 +42,7 @@ struct Open {
     waiting: BTreeMap<u64, (Purpose, oneshot::Sender<PeerStream>)>,
 }
 
-/// An invitation, for as long as somebody waits for the stream.
+/// An open invitation; dropping it withdraws it.
 struct Invitation<'a> {
     invitations: &'a Invitations,
     token: u64,
@@ -54,7 +53,7 @@ impl Invitations {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to wait for a stream; `None` if too many are waited for.
+    /// Starts to wait for a stream. Returns `None` if too many are awaited already.
     fn begin(&self, purpose: Purpose) -> Option<(Invitation<'_>, oneshot::Receiver<PeerStream>)> {
         let (sender, receiver) = oneshot::channel();
         let mut open = self.lock();
@@ -67,7 +66,8 @@ impl Invitations {
         Some((Invitation { invitations: self, token }, receiver))
     }
 
-    /// Who waits for a stream with this purpose and token.
+    /// Removes the invitation with this purpose and token. Returns the sender by which to hand over
+    /// its stream.
     fn take(&self, purpose: Purpose, token: u64) -> Option<oneshot::Sender<PeerStream>> {
         let mut open = self.lock();
         let fits = open.waiting.get(&token).is_some_and(|(expected, _)| *expected == purpose);
@@ -81,15 +81,15 @@ impl Drop for Invitation<'_> {
     }
 }
 
-/// A stream on which this member sends `peer` a snapshot or a request. It connects to the peer, or
-/// has the peer connect where only that works.
+/// Opens a stream to send `peer` a snapshot or a request. Connects to the peer, or has the peer
+/// connect where only that works.
 pub(super) async fn open(
     shared: &Arc<Shared>,
     peer: &Arc<PeerHandle>,
     purpose: Purpose,
 ) -> io::Result<PeerStream> {
     let invitation = purpose.reversed().filter(|_| peer.is_two_way());
-    // What works for messages will work; what doesn't takes long to fail.
+    // Prefer the direction that works for messages; an attempt in the other takes long to fail.
     let invites_first = invitation.filter(|_| !peer.has_link(Opener::Local));
     if let Some(reversed) = invites_first {
         match invite(shared, peer, reversed).await {
@@ -123,10 +123,10 @@ async fn invite(shared: &Shared, peer: &PeerHandle, purpose: Purpose) -> io::Res
     }
 }
 
-/// Follows an invitation of `peer`, beside everything else.
+/// Follows an invitation of `peer` in a task of its own.
 ///
 /// # Errors
-/// If it is none.
+/// If the payload is not a valid invitation.
 pub(super) fn follow(
     shared: &Arc<Shared>,
     peer: &Arc<PeerHandle>,
@@ -171,18 +171,18 @@ async fn connect_back(
     }
 }
 
-/// A peer has opened a stream that this member invited it to, as it says.
+/// Accepts a stream that a peer opened, as it claims, on this member's invitation.
 pub(super) async fn welcome(
     shared: &Shared,
     peer: &PeerHandle,
     purpose: Purpose,
     mut stream: PeerStream,
 ) -> io::Result<()> {
-    // No byte more than the token is read: what follows is for whoever waits for the stream.
+    // Reads no byte past the token: the rest belongs to the receiver of the stream.
     let token = timeout(shared.limits.handshake_timeout, read_token(&mut stream.io));
     let token = token.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     match peer.invitations.take(purpose, token) {
-        // Nobody waits any more: the stream ends here.
+        // If the waiting task has ended, the stream is closed here.
         Some(waiting) => drop(waiting.send(stream)),
         None => return Err(io::Error::other("nobody has invited the peer to this stream")),
     }

@@ -1,4 +1,5 @@
-//! For a member that begins with what the cluster has: it asks before it has a transport of its own.
+//! Requests of a joining member, which fetches members and state before it has a transport of its
+//! own.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -19,38 +20,38 @@ use crate::{
     witness::OnDisk,
 };
 
-/// How long a member may take to answer a hello, and to say who the members are.
+/// Time limit for a member's answer to a hello, and for its list of members.
 const STEP: Duration = Duration::from_secs(5);
-/// How often it is told that this one still installs what it sent.
+/// Interval at which the source is told that the installation of its state still runs.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Why a member could not be asked.
+/// Reason why a member could not be queried.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JoinError {
-    /// It was not reached, or the stream broke.
+    /// The member could not be reached, or the stream broke.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It refused this one.
+    /// The member refused this one.
     #[error("the member refused this one: {0}")]
     RefusedBy(Refusal),
-    /// At its address is somebody else.
+    /// The address belongs to another member, or to another cluster.
     #[error("another member, or one of another cluster, is at this address")]
     Stranger,
 }
 
-/// A member that the whole state can be fetched from.
+/// A member from which the whole state can be fetched.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     pub member: MemberId,
     pub url: PeerUrl,
-    /// The key that it is bound to.
+    /// Key that the member is bound to, if any.
     pub key: Option<NodeKey>,
 }
 
-/// Asks whoever is at `url` who the members are.
+/// Fetches the list of members from whichever member is at `url`.
 ///
 /// # Errors
-/// If it doesn't say so in time.
+/// If the answer doesn't arrive in time, or the stream fails.
 pub(crate) async fn ask_members(
     url: &PeerUrl,
     tls: Option<&Arc<PeerTls>>,
@@ -73,10 +74,11 @@ pub(crate) async fn ask_members(
         .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
 
-/// Fetches the whole state from `source`, as `local`, which the cluster must have accepted.
+/// Fetches the whole state from `source`, in the name of `local`, which the cluster must have
+/// accepted.
 ///
 /// # Errors
-/// If that member refuses, breaks off, or `install` fails.
+/// If that member refuses or breaks off, or if `install` fails.
 pub(crate) async fn fetch_state<T: Send + 'static>(
     source: &Source,
     tls: Option<&Arc<PeerTls>>,

@@ -1,5 +1,6 @@
-//! One message stream of a peer, whichever side opened it: what comes on it goes to its receivers, and
-//! while it is the carrier all that waits for the peer goes out on it. See [`links`](super::links).
+//! One message stream of a peer, whichever side opened it. Received frames go to their receivers.
+//! While the stream is the carrier, everything queued for the peer is sent on it. See
+//! [`links`](super::links).
 
 use std::{
     future::pending,
@@ -32,15 +33,17 @@ use super::{
     stream::Duplex,
 };
 
-/// Messages taken from the queue for one write.
+/// Maximum number of messages taken from the queue for one write.
 const BATCH_MESSAGES: usize = 256;
-/// A batch is written once it is this long.
+/// Bytes of a batch at which it is written.
 const BATCH_BYTES: usize = 256 * 1024;
-/// What is queued at the stop may take this long to leave.
+/// Time limit for sending the queued messages when the transport stops.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// Pings that may wait for their answers; a peer that sends more than it reads is cut off.
+/// Maximum number of unanswered pings of the peer. A peer that sends more without reading is
+/// disconnected.
 const MAX_PINGS: usize = 64;
-/// A peer that has not opened a stream for so long, although this member has one to it, can't.
+/// Time after which a peer that has opened no stream counts as unable to, although this member has
+/// one to it.
 pub(super) const ONE_WAY_AFTER: Duration = Duration::from_secs(10);
 
 /// A stream whose hello was accepted.
@@ -48,18 +51,18 @@ pub(super) struct Opened {
     pub io: Box<dyn Duplex>,
     pub proof: Proof,
     pub opener: Opener,
-    /// Whether the end that accepted it knows of two-way streams.
+    /// Whether the accepting end knows two-way streams.
     pub may_be_two_way: bool,
 }
 
-/// Why a stream has ended.
+/// Reason why a stream has ended.
 #[derive(Debug)]
 pub(super) enum Ended {
-    /// The peer is no member any more, or this member stops.
+    /// The peer is no longer a member, or this member stops.
     Gone,
-    /// This end wanted it.
+    /// This end closed the stream, for the given reason.
     Cut(&'static str),
-    /// The other end has closed it.
+    /// The other end closed the stream.
     Closed,
     Broken(io::Error),
 }
@@ -115,7 +118,8 @@ pub(super) async fn run(shared: &Arc<Shared>, peer: &Arc<PeerHandle>, opened: Op
         let _ = timeout(FAREWELL, farewell(peer, &mut writer)).await;
     }
     drop(standing);
-    // What waited for this stream is out of date by the time there is another.
+    // Messages queued for this stream are out of date by the time there is another one, so they are
+    // dropped.
     if peer.connected_since().is_none()
         && let Some(mut queue) = peer.try_take_queue()
     {
@@ -127,7 +131,7 @@ pub(super) async fn run(shared: &Arc<Shared>, peer: &Arc<PeerHandle>, opened: Op
     ended
 }
 
-/// Sends what is queued, and closes the stream.
+/// Sends the queued consensus messages, and closes the stream.
 async fn farewell<W: AsyncWrite + Unpin>(peer: &PeerHandle, writer: &mut W) -> io::Result<()> {
     let mut buffer = BytesMut::new();
     if let Some(mut queue) = peer.try_take_queue() {
@@ -147,17 +151,17 @@ struct Link<'a> {
     number: u64,
     opener: Opener,
     is_two_way: AtomicBool,
-    /// Pings that were not answered yet.
+    /// Number of the peer's pings that are not answered yet.
     pings: AtomicUsize,
-    /// The writer has something to do that the reader has found.
+    /// Wakes the writer for work that the reader has found.
     work: Notify,
 }
 
-/// The right to send what waits for the peer, and what was sent with it.
+/// The right to send what is queued for the peer, with the state of that sending.
 struct Carrier<'a> {
     queue: MutexGuard<'a, mpsc::Receiver<Queued>>,
     batch: Vec<Queued>,
-    /// What the peer was told last.
+    /// Promises that were sent last.
     told: Vec<u8>,
     counted: Option<Bytes>,
 }
@@ -168,7 +172,7 @@ impl<'a> Carrier<'a> {
     }
 }
 
-/// Waits for the next messages; for ever if this is not the carrier.
+/// Waits for the next messages. Never returns if this stream is not the carrier.
 async fn next_batch(carrier: &mut Option<Carrier<'_>>) {
     match carrier {
         Some(carrier) => {
@@ -188,12 +192,12 @@ impl Link<'_> {
         self.peer.make_two_way(self.number, &*self.shared.events);
     }
 
-    /// Whether messages go out on it.
+    /// Returns whether messages are sent on this stream.
     fn takes_messages(&self) -> bool {
         self.opener == Opener::Local || self.is_two_way()
     }
 
-    /// Whether messages come on it.
+    /// Returns whether messages are received on this stream.
     fn brings_messages(&self) -> bool {
         self.opener == Opener::Remote || self.is_two_way()
     }
@@ -233,7 +237,8 @@ impl Link<'_> {
         }
     }
 
-    /// A ping; on the carrier also what this member knows of promises and members, if that is news.
+    /// Appends a ping. On the carrier, promises and members are appended as well if they have
+    /// changed.
     fn put_ping(&self, buffer: &mut BytesMut, carrier: Option<&mut Carrier<'_>>) {
         frame::put(buffer, Kind::Ping, &[]);
         self.peer.with_vitals(self.number, |vitals| vitals.asks(Instant::now()));
@@ -261,7 +266,7 @@ impl Link<'_> {
             if message.kind == Kind::Message {
                 self.shared.counters.sent_messages.fetch_add(1, Relaxed);
             } else if !self.is_two_way() {
-                // The other end would not understand it.
+                // The other end doesn't know two-way streams, and so not this kind of frame.
                 continue;
             }
             frame::put(buffer, message.kind, message.payload());
@@ -293,7 +298,8 @@ impl Link<'_> {
         Ok(())
     }
 
-    /// Something comes at least with each ping or pong; a silence means that the peer is dead.
+    /// Reads frames until the stream ends. Pings and pongs arrive regularly, so a long silence
+    /// means that the peer is dead.
     async fn read<R: AsyncRead + Unpin>(&self, reader: R) -> Ended {
         let longest = if self.brings_messages() { self.shared.limits.frame_bytes } else { 0 };
         let mut frames = FrameReader::new(reader, longest);
@@ -354,8 +360,8 @@ impl Link<'_> {
         }
     }
 
-    /// Says so once if the peer has opened no stream to this member a while after this one stood.
-    /// Never returns.
+    /// Logs once if the peer has opened no stream to this member within [`ONE_WAY_AFTER`]. Never
+    /// returns.
     async fn watch_other_direction(&self) -> Ended {
         sleep(ONE_WAY_AFTER).await;
         if self.opener == Opener::Local && !self.peer.has_link(Opener::Remote) {

@@ -1,13 +1,14 @@
-//! Which message streams of one peer stand, and what follows from that. No clock, no I/O.
+//! Message streams of one peer, and what follows from them. No clock, no I/O.
 //!
-//! Each of two members opens a stream to the other. A stream carries messages of its opener; if both
-//! ends are of a build that knows it, it carries those of the other end as well. So one stream is
-//! enough, whichever side could open it, and where there are two:
-//! - one of them carries all that this member sends, until it ends: the *carrier*. The other stands by,
-//!   so that messages don't overtake each other.
-//! - the peer chooses its carrier likewise. A message on another stream than the last message came on
-//!   shows that the peer has lost the last one: that one is ended here too, before the message counts.
-//! - a newer stream that the peer opened ends the older one: the peer had lost that.
+//! Each of two members opens a stream to the other. A stream carries messages of its opener. If
+//! both ends' builds know two-way streams, it also carries messages of the other end. So one stream
+//! is enough, whichever side could open it. Where there are two:
+//! - One of them, the *carrier*, carries all that this member sends until it ends. The other one is
+//!   a standby, so that messages don't overtake each other.
+//! - The peer chooses its carrier in the same way. If a message arrives on another stream than the
+//!   previous one, the peer has lost the previous stream. That stream is ended here as well, before
+//!   the message counts.
+//! - A newer stream that the peer opened ends its older one, because the peer must have lost that.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -15,22 +16,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Refusal, vitals::Vitals};
 
-/// Who opened a stream.
+/// Side that opened a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opener {
-    /// This member.
     Local,
-    /// The peer.
     Remote,
 }
 
-/// One message stream.
+/// A message stream to or from the peer.
 #[derive(Debug)]
 struct Link {
     opener: Opener,
     /// Whether messages go in both directions.
     is_two_way: bool,
-    /// Whether all that this member sends goes here.
+    /// Whether everything that this member sends is sent here.
     is_carrier: bool,
     vitals: Vitals,
     ends: CancellationToken,
@@ -46,29 +45,30 @@ impl Link {
     }
 }
 
-/// All message streams of a peer.
+/// All message streams of one peer.
 #[derive(Debug, Default)]
 pub(super) struct Links {
     links: BTreeMap<u64, Link>,
-    /// Since when there has been a stream to send on, without a break.
+    /// Time since when there has always been a stream to send on.
     connected_since: Option<Instant>,
-    /// Since when the peer could be sent to although this side, or the peer, had opened no stream.
+    /// For each [`Opener`]: since when the peer could be sent to, although that side had opened no
+    /// stream.
     missing_since: [Option<Instant>; 2],
-    /// Whether the peer counted as reachable when that was told last.
+    /// Whether the peer was reachable when that was last reported.
     is_reachable: bool,
-    /// The stream that the last message came on.
+    /// Stream on which the last message was received.
     source: Option<u64>,
-    /// Why this member could not open a stream when it tried last, and whether the peer could be sent
-    /// to nevertheless.
+    /// Why this member's last attempt to open a stream failed, and whether the peer could be sent
+    /// to at that time.
     dial_failure: Option<(String, bool)>,
 }
 
-/// That the peer is reachable from now on or no longer, to be told in this order. A loss of the carrier
-/// that another stream makes up for is told as both: what was under way may be lost.
+/// Changes of the peer's reachability, to be reported in this order. If another stream takes over
+/// from a lost carrier, both false and true are reported, because messages under way may be lost.
 pub(super) type News = Vec<bool>;
 
 impl Links {
-    /// A stream stands, under a number that no other one has.
+    /// Adds a stream under a number that no other stream has had.
     pub(super) fn add(
         &mut self,
         number: u64,
@@ -89,7 +89,7 @@ impl Links {
         self.settle(false, now)
     }
 
-    /// Both ends know that messages go in both directions.
+    /// Marks a stream as two-way, once both ends know it.
     pub(super) fn make_two_way(&mut self, number: u64, now: Instant) -> News {
         if let Some(link) = self.links.get_mut(&number) {
             link.is_two_way = true;
@@ -97,14 +97,14 @@ impl Links {
         self.settle(false, now)
     }
 
-    /// From now on this stream is the carrier.
+    /// Makes a stream the carrier.
     pub(super) fn carry_on(&mut self, number: u64) {
         if let Some(link) = self.links.get_mut(&number) {
             link.is_carrier = true;
         }
     }
 
-    /// A stream has ended.
+    /// Removes a stream that has ended.
     pub(super) fn remove(&mut self, number: u64, now: Instant) -> News {
         let removed = self.links.remove(&number);
         self.source = self.source.filter(|source| *source != number);
@@ -128,7 +128,7 @@ impl Links {
         }
     }
 
-    /// A message has come on this stream.
+    /// Records that a message was received on this stream.
     pub(super) fn receive_on(&mut self, number: u64) {
         let before = self.source.replace(number).filter(|before| *before != number);
         if let Some(link) = before.and_then(|before| self.links.get(&before)) {
@@ -136,27 +136,28 @@ impl Links {
         }
     }
 
-    /// Since when the peer can be sent to.
+    /// Returns since when the peer can be sent to.
     pub(super) fn connected_since(&self) -> Option<Instant> {
         self.connected_since
     }
 
-    /// Whether a stream stands that this side opened, or the other.
+    /// Returns whether there is a stream that this opener opened.
     pub(super) fn has(&self, opener: Opener) -> bool {
         self.links.values().any(|link| link.opener == opener)
     }
 
-    /// Since when the peer can be sent to although this side, or the other, has opened no stream.
+    /// Returns since when the peer can be sent to although `opener` has opened no stream.
     pub(super) fn missing_since(&self, opener: Opener) -> Option<Instant> {
         self.missing_since[opener as usize]
     }
 
-    /// Whether a two-way stream stands, so that the peer understands invitations.
+    /// Returns whether a two-way stream is connected, so that the peer understands invitations.
     pub(super) fn is_two_way(&self) -> bool {
         self.links.values().any(|link| link.is_two_way)
     }
 
-    /// This member could not open a stream. Whether that is news.
+    /// Records that this member could not open a stream. Returns whether the failure differs from
+    /// the last one.
     pub(super) fn dial_failed(&mut self, why: &str) -> bool {
         let failure = Some((why.to_owned(), self.connected_since.is_some()));
         let is_news = self.dial_failure != failure;
@@ -164,17 +165,18 @@ impl Links {
         is_news
     }
 
-    /// Why this member could not open a stream when it tried last, if it has none.
+    /// Returns why this member's last attempt to open a stream failed, if it has none.
     pub(super) fn dial_failure(&self) -> Option<&str> {
         self.dial_failure.as_ref().map(|(why, _)| why.as_str())
     }
 
-    /// The process at the other end of a stream.
+    /// Returns the liveness record of the process at the other end of a stream.
     pub(super) fn vitals(&mut self, number: u64) -> Option<&mut Vitals> {
         self.links.get_mut(&number).map(|link| &mut link.vitals)
     }
 
-    /// Why the process `run` can't be let in now, if another one has streams that are pinged.
+    /// Returns why the process `run` can't be accepted now, if another process has streams that are
+    /// pinged.
     pub(super) fn objection_to(&mut self, run: u64, now: Instant) -> Option<Refusal> {
         let pinged = self.links.values_mut().filter(|link| link.takes_messages());
         let objections: Vec<Refusal> =

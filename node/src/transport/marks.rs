@@ -1,7 +1,7 @@
-//! The file behind a [`Witness`]: what this member remembers of its peers, and when that is durable.
+//! The file behind a [`Witness`]: what this member remembers of its peers, and when it is durable.
 //!
-//! The file is written whole. Whoever needs something durable writes everything that is known by
-//! then; who comes meanwhile and needs no more than that, waits and writes nothing.
+//! The file is always written as a whole. A writer writes everything that is known by then. A
+//! caller that waited for the file meanwhile, and needs no newer version, writes nothing.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,39 +19,40 @@ use crate::{
     witness::{Appearance, DecodeError, Objection, Promise, Witness},
 };
 
-/// Far more than the file of the largest cluster has.
+/// Maximum size of the file, far above that of the largest cluster.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Votes that may wait for the disk; more are dropped, which to Raft is a lost message.
+/// Maximum number of votes that wait for the disk. More are dropped, which to Raft is a lost
+/// message.
 const MAX_WAITING_VOTES: usize = 64;
 
-/// Why a claim was not taken.
+/// Reason why a peer's process was not recorded.
 #[derive(Debug)]
 pub(crate) enum TakeError {
-    /// It doesn't fit what is remembered.
+    /// The process contradicts what is remembered of the member.
     Refused(Refusal),
-    /// It fits, but can't be remembered.
+    /// The process is acceptable, but the file could not be written.
     Files(muster_files::Error),
 }
 
-/// Memory and file.
+/// Memory of the peers, with its file.
 #[derive(Debug)]
 pub(crate) struct Marks {
     path: PathBuf,
-    /// Never held while the disk works.
+    /// Memory; the lock is never held during disk I/O.
     witness: Mutex<Witness>,
-    /// Held while the file is written.
+    /// Lock that is held while the file is written.
     file: Mutex<()>,
-    /// The version that it has.
+    /// Version of the memory that the file has.
     written: AtomicU64,
     waiting_votes: Arc<Semaphore>,
 }
 
-/// When something has to be durable.
+/// Part of the memory that must be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Durable {
-    /// What nothing may follow from before it is.
+    /// Changes from which nothing may follow before they are durable.
     Urgent,
-    /// Everything.
+    /// All changes so far.
     All,
 }
 
@@ -70,10 +71,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Marks {
-    /// Reads what was remembered; no file is an empty memory.
+    /// Reads the memory from its file. Without a file, the memory is empty.
     ///
     /// # Errors
-    /// If there is one that can't be read.
+    /// If the file exists and can't be read.
     pub(crate) fn open(path: &Path) -> Result<Self, MarksError> {
         let witness = match muster_files::data::read_own(path, MAX_FILE_BYTES)? {
             Some(bytes) => {
@@ -91,20 +92,20 @@ impl Marks {
         })
     }
 
-    /// The memory, to look at or to add to.
+    /// Locks the memory for reading or updating.
     pub(super) fn witness(&self) -> MutexGuard<'_, Witness> {
         lock(&self.witness)
     }
 
-    /// Takes `member` to be the process that shows itself, durably if it is news. May block on the
-    /// disk.
+    /// Records `shown` as the process of `member`, durably if that is new. May block on the disk.
     pub(crate) fn take(&self, member: MemberId, shown: &Appearance) -> Result<(), TakeError> {
         let admitted = self.witness().admit(member, shown);
         admitted.map_err(|objection| TakeError::Refused(objection.into()))?;
         self.write(Durable::Urgent).map_err(TakeError::Files)
     }
 
-    /// Makes durable what is known now, if it isn't. Blocks on the disk.
+    /// Makes the memory durable as far as `what` requires, unless it already is. Blocks on the
+    /// disk.
     pub(crate) fn write(&self, what: Durable) -> Result<(), muster_files::Error> {
         let _file = lock(&self.file);
         let (version, text) = {
@@ -119,7 +120,7 @@ impl Marks {
         Ok(())
     }
 
-    /// Whether the file has what it needs to.
+    /// Returns whether the file already contains what `what` requires.
     fn has(&self, what: Durable, witness: &Witness) -> bool {
         let needed = match what {
             Durable::Urgent => witness.urgent(),
@@ -128,14 +129,15 @@ impl Marks {
         needed <= self.written.load(Relaxed)
     }
 
-    /// Notes what `member` has promised. Whether what nothing may follow from is durable.
+    /// Records a promise of `member`. Returns whether all urgent changes are durable.
     pub(crate) fn heard(&self, member: MemberId, promise: Promise) -> bool {
         let mut witness = self.witness();
         witness.heard(member, promise);
         self.has(Durable::Urgent, &witness)
     }
 
-    /// A place among the votes that wait for the disk, until it is dropped; `None` if all are taken.
+    /// Reserves a place among the votes that wait for the disk, until it is dropped. Returns `None`
+    /// if all are taken.
     pub(crate) fn wait_for_vote(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.waiting_votes).try_acquire_owned().ok()
     }

@@ -1,4 +1,4 @@
-//! What has happened on peer streams, counted.
+//! Counters of peer streams.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use std::{
 use super::{hello::Refusal, link::ONE_WAY_AFTER};
 use crate::{durations::Durations, identity::MemberId};
 
-/// Counters since the start; cheap enough for the data path.
+/// Counters since the start, cheap enough for the data path.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(super) sent_messages: AtomicU64,
@@ -28,47 +28,47 @@ pub(crate) struct Counters {
     refused: [AtomicU64; Refusal::ALL.len()],
 }
 
-/// The counters at one moment.
+/// Values of the counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CountersSnapshot {
-    /// Messages written to peers.
+    /// Number of messages written to peers.
     pub sent_messages: u64,
-    /// Bytes written to peers, frames included.
+    /// Bytes written to peers, frame headers included.
     pub sent_bytes: u64,
-    /// Messages read from peers.
+    /// Number of messages read from peers.
     pub received_messages: u64,
     /// Payload bytes read from peers.
     pub received_bytes: u64,
-    /// Messages dropped because a peer's queue was full.
+    /// Number of messages dropped because a peer's queue was full.
     pub dropped_full: u64,
-    /// Messages dropped because their peer wasn't connected.
+    /// Number of messages dropped because their peer wasn't connected.
     pub dropped_away: u64,
-    /// Messages that arrived and could not be taken.
+    /// Number of received messages that the driver could not take.
     pub dropped_inbound: u64,
-    /// TLS or hello that failed or took too long, inbound.
+    /// Number of inbound TLS handshakes or hellos that failed or took too long.
     pub handshakes_failed: u64,
-    /// Inbound connections closed because too many were in their handshake.
+    /// Number of inbound connections closed because too many were in their handshake.
     pub handshakes_over_limit: u64,
-    /// Streams of a bound key that were accepted although the certificate has expired.
+    /// Number of streams accepted with a bound key although the certificate has expired.
     pub expired_certificates: u64,
-    /// Hellos refused, by reason's label.
+    /// Number of refused hellos, by the reason's label.
     pub refused: Vec<(&'static str, u64)>,
 }
 
-/// One peer's counters, since it was last added or its record changed.
+/// Counters of one peer, since it was last added.
 #[derive(Debug)]
 pub(super) struct Traffic {
     pub sent_bytes: AtomicU64,
     pub received_bytes: AtomicU64,
     pub send_failures: AtomicU64,
     pub receive_failures: AtomicU64,
-    /// Streams to it that ended.
+    /// Number of times that the peer was disconnected.
     pub disconnects: AtomicU64,
-    /// From each question whether it lives to its answer.
+    /// Times from a ping to its answer.
     pub round_trips: Arc<Durations>,
-    /// Whole states sent to it.
+    /// Transfers of the whole state to the peer.
     pub snapshots_out: Arc<Transfers>,
-    /// Whole states received from it.
+    /// Transfers of the whole state from the peer.
     pub snapshots_in: Arc<Transfers>,
 }
 
@@ -90,13 +90,13 @@ impl Default for Traffic {
 /// Transfers of the whole state in one direction.
 #[derive(Debug)]
 pub(crate) struct Transfers {
-    /// On their way.
+    /// Number of transfers under way.
     pub under_way: AtomicI64,
-    /// Arrived and installed.
+    /// Number of transfers received and installed.
     pub arrived: AtomicU64,
-    /// Broken off.
+    /// Number of transfers that failed.
     pub failed: AtomicU64,
-    /// Of those that arrived.
+    /// Durations of the successful transfers.
     pub took: Durations,
 }
 
@@ -112,14 +112,15 @@ impl Default for Transfers {
 }
 
 impl Transfers {
-    /// Counts one for as long as the answer is kept; broken off unless it [ends](Transfer::end) well.
+    /// Counts a transfer as under way until the returned value is dropped. It counts as failed
+    /// unless it [ends](Transfer::end) well.
     pub(super) fn begin(&self) -> Transfer<'_> {
         self.under_way.fetch_add(1, Relaxed);
         Transfer { transfers: self, began: Instant::now(), arrived: false }
     }
 }
 
-/// A transfer that is under way.
+/// A transfer under way.
 pub(super) struct Transfer<'a> {
     transfers: &'a Transfers,
     began: Instant,
@@ -144,25 +145,26 @@ impl Drop for Transfer<'_> {
     }
 }
 
-/// Which message streams of a peer stand.
+/// Message streams of one peer at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Connections {
-    /// Since when it can be sent to.
+    /// Time since when the peer can be sent to.
     pub since: Option<Instant>,
-    /// Whether one stands that this member has opened.
+    /// Whether there is a stream that this member has opened.
     pub outbound: bool,
-    /// Whether one stands that the peer has opened.
+    /// Whether there is a stream that the peer has opened.
     pub inbound: bool,
-    /// Since when the peer can be sent to, but not over a stream that this member has opened.
+    /// Time since when the peer can be sent to, but not over a stream that this member has opened.
     pub outbound_missing_since: Option<Instant>,
-    /// Since when the peer can be sent to, but not over a stream that the peer has opened.
+    /// Time since when the peer can be sent to, but not over a stream that the peer has opened.
     pub inbound_missing_since: Option<Instant>,
-    /// Why this member could not open one when it tried last.
+    /// Why this member's last attempt to open a stream failed.
     pub dial_failure: Option<String>,
 }
 
 impl Connections {
-    /// What an operator has to know if the peer is connected and one of the two directions fails.
+    /// Returns a text for the operator if the peer is connected and one of the two directions
+    /// fails.
     pub(crate) fn complaint(&self, peer: MemberId, now: Instant) -> Option<String> {
         let lasts = |since: Option<Instant>| {
             since.is_some_and(|since| now.saturating_duration_since(since) >= ONE_WAY_AFTER)
@@ -182,28 +184,26 @@ impl Connections {
     }
 }
 
-/// One peer's counters at one moment.
+/// Counters of one peer at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerTraffic {
-    /// Which.
     pub peer: MemberId,
-    /// Which streams to it and from it stand.
     pub connections: Connections,
-    /// Bytes written to it, frames included.
+    /// Bytes written to the peer, frame headers included.
     pub sent_bytes: u64,
-    /// Payload bytes read from it.
+    /// Payload bytes read from the peer.
     pub received_bytes: u64,
-    /// Messages to it that were dropped.
+    /// Number of messages to the peer that were dropped.
     pub send_failures: u64,
-    /// Messages from it that were dropped.
+    /// Number of messages from the peer that were dropped.
     pub receive_failures: u64,
-    /// Streams to it that ended.
+    /// Number of times that the peer was disconnected.
     pub disconnects: u64,
-    /// From each question whether it lives to its answer.
+    /// Times from a ping to its answer.
     pub round_trips: Arc<Durations>,
-    /// Whole states sent to it.
+    /// Transfers of the whole state to the peer.
     pub snapshots_out: Arc<Transfers>,
-    /// Whole states received from it.
+    /// Transfers of the whole state from the peer.
     pub snapshots_in: Arc<Transfers>,
 }
 

@@ -1,37 +1,42 @@
-//! Peer streams: how members of one cluster talk, and how nobody else does.
+//! Peer streams: the connections between members of one cluster, closed to everyone else.
 //!
-//! A stream begins with TLS (where the URLs say https), then a fixed-size hello in each direction that
-//! proves cluster, sender, receiver, incarnation, boot counter and what the disk held at the start; only
-//! then is the first frame read. A hello that doesn't fit is answered with the reason and a close.
+//! A stream begins with TLS (if the URL says https), then a fixed-size hello in each direction. The
+//! hello proves cluster, sender, receiver, incarnation and boot counter, and states what the disk
+//! held at the start. Only then is the first frame read. A hello that doesn't fit is answered with
+//! the reason, and the stream is closed.
 //!
-//! Each member tries to open a message stream to each other one, and one stream is enough for two
-//! members: it carries messages, pings, promises and censuses of both. So members work together as long
-//! as one of them can connect to the other (a firewall, NAT, a name that one side can't resolve).
-//! - `links` says which of several streams carries what this member sends; `link` runs one stream.
-//! - `dial` tries to open a stream for as long as there is none that this member has opened, also while
-//!   the peer's carries everything: an operator is told which direction fails (log, `/metrics`, status).
-//! - Snapshots and requests have streams of their own. A member that can't open one invites the peer, on
-//!   the message stream, to open it: see `invite`.
-//! - A member that is about to join opens its streams itself: nobody knows it before.
-//! - Builds before this one know of one-way streams only. Each end of a message stream learns from the
-//!   other's hello or first frame whether it knows of two-way ones, and sends an older build nothing
-//!   that it doesn't know. See `hello`.
+//! Each member tries to open a message stream to each other one. One stream is enough for two
+//! members: it carries messages, pings, promises and censuses (lists of members) of both. So two members work together
+//! as long as either can connect to the other, despite a firewall, NAT, or a name that one side
+//! can't resolve.
+//! - `links` decides which of several streams carries what this member sends; `link` runs one
+//!   stream.
+//! - `dial` keeps trying to open a stream until this member has opened one, even if the peer's
+//!   stream carries everything. Operators thus learn which direction fails (log, `/metrics`,
+//!   status).
+//! - Snapshots and requests have streams of their own. A member that can't open one invites the
+//!   peer, on the message stream, to open it: see `invite`.
+//! - A joining member opens its streams itself, because no other member knows it yet.
+//! - Older builds know one-way streams only. Each end of a message stream learns from the other's
+//!   hello or first frame whether it knows two-way streams. An older build is sent nothing that it
+//!   doesn't know. See `hello`.
 //!
 //! What a caller must know:
-//! 1. `Transport::send` never blocks and never keeps more than a peer's bounds: a message to a peer
-//!    that is slow or away is dropped and counted. Raft sends again.
-//! 2. Messages to one peer arrive in order or not at all, within one connection. The loss of the
-//!    connection that carried them is told by `PeerEvents::reachable`, also if another one takes over.
+//! 1. `Transport::send` never blocks, and queues no more than a peer's limits. A message to a peer
+//!    that is slow or not connected is dropped and counted. Raft sends again.
+//! 2. Within one connection, messages to one peer arrive in order or not at all.
+//!    `PeerEvents::reachable` reports the loss of the connection that carried them, even if another
+//!    one takes over.
 //! 3. A snapshot has a stream of its own, so that it never delays a heartbeat.
-//! 4. Connections that have not said whose they are hold one of a few places, which hosts share fairly
-//!    (crate `muster-door`).
-//! 5. A request of one member to another, and its answer, have a stream of their own too.
-//! 6. Each member tells the others who the members are, when a stream begins to carry its messages and
-//!    when that has changed: a member that was away may not know.
-//! 7. Everything runs on one thread of its own; `PeerEvents` are called there and must not block,
-//!    except `snapshot`, which has a thread to itself.
+//! 4. Connections that have not identified themselves hold one of a few places, shared fairly
+//!    between hosts (crate `muster-door`).
+//! 5. A request of one member to another, and its answer, also have a stream of their own.
+//! 6. Each member sends the others its list of members when a stream begins to carry its messages,
+//!    and when the list changes. A member that was offline may not know the current one.
+//! 7. Everything runs on one thread. `PeerEvents` are called there and must not block, except
+//!    `snapshot` and `state`, which run on threads of their own.
 //!
-//! What it does not do: order messages across reconnects, retry, or know what a message means.
+//! What it does not do: order messages across reconnects, retry, or interpret messages.
 
 mod accept;
 mod dial;
@@ -81,146 +86,146 @@ pub(crate) use self::{
     snapshot::{SnapshotReader, SnapshotWriter},
 };
 
-/// This member, as its hello states it.
+/// Identity of this member, as its hello states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Local {
-    /// The cluster it belongs to.
+    /// Cluster that this member belongs to.
     pub cluster: ClusterId,
-    /// Its id.
     pub member: MemberId,
-    /// The incarnation of its data directory.
+    /// Incarnation of its data directory.
     pub incarnation: Incarnation,
-    /// How often that directory has been started.
+    /// Number of starts of that directory.
     pub boot: u64,
-    /// Random for this process: tells a second one on a copy of the directory from a reconnect.
+    /// Random number of this process. It tells a second process on a copy of the directory from a
+    /// reconnect.
     pub run: u64,
-    /// What the directory held when this process began.
+    /// State of the directory when this process began.
     pub disk: OnDisk,
 }
 
 impl Local {
-    /// The process, as it shows itself.
+    /// Returns this process as its hello presents it to peers.
     fn appearance(&self) -> Appearance {
         let Self { incarnation, boot, run, disk, .. } = *self;
         Appearance { incarnation, boot, run, disk }
     }
 }
 
-/// Another member, as the cluster's configuration records it.
+/// Another member, as the member table records it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
-    /// Its id.
     pub id: MemberId,
-    /// Where it is reached; tried in turn.
+    /// Peer URLs; a dialler tries them in turn.
     pub urls: Vec<PeerUrl>,
-    /// The only incarnation that may act as it; else the first one seen is remembered.
+    /// The only incarnation that may act as this member. If `None`, the first one seen is
+    /// remembered.
     pub incarnation: Option<Incarnation>,
-    /// The only key that may speak for it; else the peer CA decides.
+    /// The only key that may authenticate this member. If `None`, the peer CA decides.
     pub node_key: Option<NodeKey>,
 }
 
-/// Who is in the cluster: replaces what was known before.
+/// Other members of the cluster. A new value replaces the previous one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Membership {
-    /// Everybody else.
+    /// All other members, including those in `told`.
     pub peers: Vec<Peer>,
-    /// Those of them that only others say are members.
+    /// Members in `peers` that are known from other members' censuses only.
     pub told: BTreeSet<MemberId>,
-    /// Who was a member once and never will be again.
+    /// Members that were removed, and may never return.
     pub removed: BTreeSet<MemberId>,
-    /// Their keys, as far as they are known.
+    /// Known keys of removed members.
     pub removed_keys: HashSet<NodeKey>,
 }
 
-/// Where received things go.
+/// Receiver of the transport's events and incoming data.
 pub(crate) trait PeerEvents: Send + Sync + 'static {
-    /// A message from `from`, its bytes not yet decoded. Returns false if it had to be dropped.
-    /// Must not block.
+    /// Takes a message from `from`, not yet decoded. Returns false if it had to be dropped. Must
+    /// not block.
     fn message(&self, from: MemberId, message: Bytes) -> bool;
 
-    /// A snapshot from `from`: reads `body` to its end and installs it. May block.
+    /// Reads `body`, a snapshot from `from`, to its end and installs it. May block.
     ///
     /// # Errors
-    /// If `body` breaks off or is refused; the sender then learns that it failed.
+    /// If `body` breaks off or is refused. The sender is then told of the failure.
     fn snapshot(&self, from: MemberId, header: Bytes, body: SnapshotReader) -> io::Result<()>;
 
-    /// Who the members are, for peers that may be behind, and for one that doesn't know yet which of
-    /// them it is; `None`: not now. Must not block.
+    /// Returns the encoded list of members, or `None` if it isn't known now. It is for peers that
+    /// may have an older list, and for a joining member that doesn't know its own id yet. Must not
+    /// block.
     fn census(&self) -> Option<Bytes>;
 
-    /// `from` says who the members are. Must not block.
+    /// Takes the encoded list of members that `from` sent. Must not block.
     fn counted(&self, from: MemberId, census: Bytes);
 
-    /// Answers a request of `from`; `None` if it can't be.
+    /// Answers a request of `from`. The future yields `None` if the request can't be answered.
     fn request(&self, from: MemberId, request: Bytes) -> BoxFuture<'static, Option<Bytes>>;
 
-    /// Writes the whole state to `out`, for the member `to`, which begins with it. May block.
+    /// Writes the whole state to `out`, for the joining member `to`. May block.
     ///
     /// # Errors
-    /// If it can't be read, or the stream broke.
+    /// If the state can't be read, or the stream broke.
     fn state(&self, to: MemberId, out: SnapshotWriter) -> io::Result<()>;
 
-    /// What this member has promised to others, so far. Must not block.
+    /// Returns all promises that this member has made so far. Must not block.
     fn promised(&self) -> Promise;
 
-    /// Messages go to `peer` and come from it, or no longer both: what is sent can be answered. Told as
-    /// false and then true if a stream was lost with what was on it and another one takes over. Must
-    /// not block.
+    /// Reports that `peer` became reachable, or no longer is: that messages can be both sent to it
+    /// and received from it. If a stream was lost with its messages and another one takes over,
+    /// this is called with false and then true. Must not block.
     fn reachable(&self, peer: MemberId, reachable: bool);
 
-    /// `by`, a peer that proved who it is, says that this member was removed. Must not block.
+    /// Reports that `by`, an authenticated peer, says that this member was removed. Must not block.
     fn removed(&self, by: MemberId);
 
-    /// So many peers refuse this member for its data directory that no quorum will ever take it: that
-    /// is not the member's. Must not block.
+    /// Reports that too many peers refuse this member's data directory for it ever to have a
+    /// quorum. The directory is not that of the member. Must not block.
     fn disowned(&self, why: Refusal);
 }
 
-/// What the transport needs to start.
+/// Start parameters of the transport.
 pub(crate) struct Options {
-    /// Who this is.
     pub local: Local,
-    /// Where it listens; all of them are bound before `start` returns.
+    /// Addresses to listen on; all of them are bound before `start` returns.
     pub listen: Vec<Listen>,
-    /// How it proves itself where URLs say https.
+    /// TLS configuration for https URLs.
     pub tls: Option<Arc<PeerTls>>,
-    /// What is remembered of peers.
+    /// Memory of peers' promises and processes.
     pub marks: Arc<Marks>,
-    /// Times and bounds.
     pub limits: Limits,
 }
 
 /// One address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Listen {
-    /// The address.
     pub address: SocketAddr,
-    /// Whether streams there are TLS.
+    /// Whether streams to this address use TLS.
     pub tls: bool,
 }
 
-/// Times and bounds of peer streams.
+/// Time-outs and limits of peer streams.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    /// Messages that may wait for one peer; more are dropped.
+    /// Maximum number of messages queued for one peer; more are dropped.
     pub queue_messages: usize,
-    /// Bytes that may wait for one peer; more are dropped.
+    /// Maximum bytes queued for one peer; more are dropped.
     pub queue_bytes: usize,
-    /// The longest frame that is read or written.
+    /// Maximum payload of a frame that is read or written, in bytes.
     pub frame_bytes: usize,
-    /// Inbound connections that may wait for their first byte or their turn; more close the oldest
-    /// one of the host that has the most of them, or are closed at once if they are that host's.
+    /// Maximum number of inbound connections that wait for their first byte or for a handshake
+    /// slot. Above it, the oldest waiting connection of the host with the most of them is closed.
+    /// If the newcomer is from that host, the newcomer is closed.
     pub silent: usize,
-    /// Inbound connections that may be in TLS or hello at once, shared likewise; a quarter of them
-    /// at most is one host's.
+    /// Maximum number of inbound connections in TLS or hello at a time, shared fairly between
+    /// hosts. One host may have a quarter of them at most.
     pub handshakes: usize,
-    /// How long TLS and hello may take together; and before them the first byte, and the turn.
+    /// Time limit for TLS and hello together. The same limit applies before them to the first byte,
+    /// and to the wait for a handshake slot.
     pub handshake_timeout: Duration,
-    /// How often a stream is asked whether it lives.
+    /// Interval between pings on a stream.
     pub ping_interval: Duration,
-    /// How long it may stay silent before it counts as dead.
+    /// Time without any frame after which a stream counts as dead.
     pub dead_after: Duration,
-    /// Bounds of the jittered wait before a peer is dialled again.
+    /// Minimum and maximum of the jittered wait before a peer is dialled again.
     pub redial: (Duration, Duration),
 }
 
@@ -240,56 +245,55 @@ impl Default for Limits {
     }
 }
 
-/// Why a message was not taken.
+/// Reason why a message was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SendError {
-    /// No member has this id.
+    /// There is no peer with this id.
     #[error("no such peer")]
     Unknown,
-    /// It isn't connected now.
+    /// No stream to the peer is connected.
     #[error("the peer is not connected")]
     Away,
-    /// It is slower than what is sent to it.
+    /// The peer receives more slowly than messages are sent, so its queue is full.
     #[error("the queue to the peer is full")]
     Full,
-    /// It could never be sent.
+    /// The message exceeds the frame limit, so it can never be sent.
     #[error("the message is longer than a frame may be")]
     TooLong,
 }
 
-/// Why the transport can't start.
+/// Reason why the transport can't start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// An address can't be listened on.
+    /// The process can't listen on an address.
     #[error("cannot listen for peers on {address}")]
     Listen {
-        /// Which.
         address: SocketAddr,
-        /// What the system said.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The runtime or its thread can't be made.
+    /// The runtime or its thread can't be created.
     #[error("cannot start the transport's thread")]
     Thread(#[source] io::Error),
-    /// A URL says https, but there is no certificate.
+    /// A listen URL says https, but there is no certificate.
     #[error("{0} is https, but no peer certificate is configured")]
     NoTls(String),
 }
 
-/// Why what is remembered of peers can't be read.
+/// Reason why the file of peers' promises can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum MarksError {
-    /// The disk refused.
+    /// The file system refused access to the file.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
-    /// It can't be understood.
+    /// The content can't be decoded.
     #[error(transparent)]
     Content(#[from] DecodeError),
 }
 
 impl MarksError {
-    /// Whether a restart can never help.
+    /// Returns whether a restart can never help.
     pub(crate) fn is_final(&self) -> bool {
         match self {
             Self::Files(error) => error.is_refusal(),
@@ -298,7 +302,7 @@ impl MarksError {
     }
 }
 
-/// A handle on the running transport; clones are the same one.
+/// Handle of the running transport. Clones refer to the same transport.
 #[derive(Clone)]
 pub(crate) struct Transport {
     shared: Arc<service::Shared>,
@@ -311,8 +315,8 @@ impl fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// Binds every address and starts the thread. Accepts and dials nobody until `set_membership`:
-    /// who comes earlier waits, instead of being refused as unknown.
+    /// Binds every address and starts the thread. Until `set_membership` is called, it accepts and
+    /// dials nobody. Early connections wait, instead of being refused as unknown.
     ///
     /// # Errors
     /// If an address can't be bound.
@@ -320,9 +324,9 @@ impl Transport {
         service::start(options, events).map(|shared| Self { shared })
     }
 
-    /// Tells who is in the cluster now. New peers are dialled, and streams of peers that are gone are
-    /// closed. A stream of a peer whose record changed goes on if the process at its other end has
-    /// proven what the record now binds. New addresses count from the next dial on.
+    /// Sets the current members. New peers are dialled, and streams of peers that are gone are
+    /// closed. If a peer's record changed, a stream survives if the process at its other end has
+    /// proven what the record now binds. New addresses are used from the next dial on.
     pub(crate) fn set_membership(&self, membership: Membership) {
         self.shared.set_membership(membership);
     }
@@ -330,16 +334,17 @@ impl Transport {
     /// Queues `message` for `to`. Never blocks.
     ///
     /// # Errors
-    /// If it was dropped, and why.
+    /// If the message was dropped; the error says why.
     pub(crate) fn send(&self, to: MemberId, message: Bytes) -> Result<(), SendError> {
         self.shared.send(to, message)
     }
 
-    /// Opens a stream for one snapshot to `to`. What is written is sent as it comes; `finish` waits
-    /// until the peer has installed it. Blocks, so not on an async thread.
+    /// Opens a stream for one snapshot to `to`. Written data is sent as it comes, and `finish`
+    /// waits until the peer has installed the snapshot. Blocks, so not to be used on an async
+    /// thread.
     ///
     /// # Errors
-    /// If there is no such peer.
+    /// If there is no such peer, or another snapshot to it is under way.
     pub(crate) fn open_snapshot(
         &self,
         to: MemberId,
@@ -348,46 +353,50 @@ impl Transport {
         self.shared.open_snapshot(to, header)
     }
 
-    /// Asks `to` and waits for the answer, for as long as the caller has patience.
+    /// Sends a request to `to` and waits for the answer. There is no time-out here: the caller
+    /// decides how long to wait.
     ///
     /// # Errors
-    /// If there is no such peer, or the stream broke: then it may have been asked, and have done it.
+    /// If there is no such peer, or the stream broke. In the latter case the peer may have executed
+    /// the request.
     pub(crate) async fn ask(&self, to: MemberId, request: Bytes) -> io::Result<Bytes> {
         self.shared.ask(to, request).await
     }
 
-    /// Since when each peer has been connected; those that aren't are absent.
+    /// Returns the time since when each peer has been connected; peers that aren't connected are
+    /// absent.
     pub(crate) fn connected(&self) -> BTreeMap<MemberId, Instant> {
         self.shared.connected()
     }
 
-    /// What has happened so far.
+    /// Returns the transport's counters.
     #[must_use]
     pub(crate) fn counters(&self) -> CountersSnapshot {
         self.shared.counters.snapshot()
     }
 
-    /// What went to each peer and came from it, by id.
+    /// Returns the traffic of each peer, by id.
     #[must_use]
     pub(crate) fn traffic(&self) -> Vec<PeerTraffic> {
         self.shared.traffic()
     }
 
-    /// Which direction fails, of peers that are connected in the other one; for operators.
+    /// Returns a text for operators for each peer that is connected in one direction only, naming
+    /// the one that fails.
     #[must_use]
     pub(crate) fn complaints(&self) -> Vec<String> {
         let now = Instant::now();
         self.traffic().iter().filter_map(|it| it.connections.complaint(it.peer, now)).collect()
     }
 
-    /// The addresses that are listened on, ports resolved.
+    /// Returns the addresses that it listens on, with ports resolved.
     #[cfg(test)]
     pub(crate) fn local_addresses(&self) -> &[SocketAddr] {
         &self.shared.addresses
     }
 
-    /// Closes every stream and ends the thread; waits for it at most `deadline`. What is queued is
-    /// sent first if the peers take it in time.
+    /// Closes every stream and ends the thread, and waits for that up to `deadline`. Queued
+    /// messages are sent first if the peers receive them in time.
     pub(crate) fn stop(&self, deadline: Duration) {
         self.shared.stop(deadline);
     }

@@ -1,4 +1,4 @@
-//! One other member: its record, its queue, its state.
+//! One other member: its record, its queue and its streams.
 
 use std::{
     sync::{
@@ -23,35 +23,36 @@ use super::{
 };
 use crate::identity::MemberId;
 
-/// Requests of one peer at a time.
+/// Maximum number of requests of one peer at a time.
 const MAX_REQUESTS: usize = 64;
 
-/// What its tasks and the rest of the transport share of a peer.
+/// State of a peer that its tasks share with the rest of the transport.
 pub(super) struct PeerHandle {
     pub id: MemberId,
-    /// Its record and its streams.
+    /// The peer's record and registered streams.
     pub registry: Registry,
-    /// Ends everything of this peer: its dialler and every stream.
+    /// Token that ends everything of this peer: its dialler and every stream.
     pub gone: CancellationToken,
-    /// The peer showed itself: dial now.
+    /// Wakes the dialler, because the peer has connected.
     pub wake: Notify,
-    /// Its record has changed: what is being dialled may be out of date.
+    /// Wakes the dialler, because the record changed and the address that it dials may be out of
+    /// date.
     pub updated: Notify,
-    /// One snapshot at a time in each direction.
+    /// Permit for the one snapshot at a time that is sent to the peer.
     pub snapshot_out: Arc<Semaphore>,
+    /// Permit for the one snapshot at a time that is received from the peer.
     pub snapshot_in: Arc<Semaphore>,
-    /// Requests of it that are being answered; more are turned away.
+    /// Permits for the peer's requests that are being answered; more are refused.
     pub requests: Semaphore,
-    /// What went to it and came from it.
     pub traffic: Traffic,
-    /// It refused this member for good when it was last dialled.
+    /// Whether the peer refused this member for good when it was last dialled.
     pub disowns: AtomicBool,
-    /// Streams that it was invited to open.
+    /// Streams that the peer was invited to open.
     pub invitations: Invitations,
-    /// Streams that it has invited this member to open.
+    /// Permits for streams that the peer has invited this member to open.
     pub invited: Arc<Semaphore>,
     queue: mpsc::Sender<Queued>,
-    /// The other end of the queue: the stream that holds it is the carrier.
+    /// Receiving end of the queue. The stream that holds the lock is the carrier.
     outgoing: tokio::sync::Mutex<mpsc::Receiver<Queued>>,
     queued_bytes: Arc<AtomicUsize>,
     queue_bytes_max: usize,
@@ -84,7 +85,7 @@ impl PeerHandle {
         }
     }
 
-    /// Its record has changed. Streams that fit the new one go on.
+    /// Replaces the record. Streams that fit the new one continue.
     pub(super) fn update(&self, record: Peer) {
         if self.registry.update(record) {
             tracing::info!(peer.member.id = %self.id, "the record of a peer has changed");
@@ -92,7 +93,7 @@ impl PeerHandle {
         }
     }
 
-    /// Queues one frame, if the peer is connected and has room.
+    /// Queues one frame, if the peer is connected and its queue has room.
     pub(super) fn push(&self, kind: Kind, message: Bytes) -> Result<(), SendError> {
         if message.len() > self.frame_bytes_max {
             return Err(SendError::TooLong);
@@ -109,19 +110,19 @@ impl PeerHandle {
         self.queue.try_send(queued).map_err(|_| SendError::Full)
     }
 
-    /// Waits for its turn to send what is queued; whoever has it is the carrier until it is dropped.
+    /// Waits for the right to send what is queued. The stream that holds the guard is the carrier.
     pub(super) async fn take_queue(&self) -> tokio::sync::MutexGuard<'_, mpsc::Receiver<Queued>> {
         self.outgoing.lock().await
     }
 
-    /// What is queued, if no stream is the carrier.
+    /// Returns the queue, if no stream is the carrier.
     pub(super) fn try_take_queue(
         &self,
     ) -> Option<tokio::sync::MutexGuard<'_, mpsc::Receiver<Queued>>> {
         self.outgoing.try_lock().ok()
     }
 
-    /// A message stream stands, until what this returns is dropped.
+    /// Adds a message stream, until the returned guard is dropped.
     pub(super) fn add_link<'a>(
         &'a self,
         number: u64,
@@ -135,47 +136,48 @@ impl PeerHandle {
         StandingLink { peer: self, number, events }
     }
 
-    /// Messages go in both directions of a stream from now on.
+    /// Marks a stream as two-way.
     pub(super) fn make_two_way(&self, number: u64, events: &dyn PeerEvents) {
         self.change(events, |links| links.make_two_way(number, Instant::now()));
     }
 
-    /// A stream is the carrier from now on.
+    /// Makes a stream the carrier.
     pub(super) fn carry_on(&self, number: u64) {
         self.lock().carry_on(number);
     }
 
-    /// A message has come on a stream.
+    /// Records that a message was received on a stream.
     pub(super) fn receive_on(&self, number: u64) {
         self.lock().receive_on(number);
     }
 
-    /// This member could not open a stream to it. Whether that is news.
+    /// Records that this member could not open a stream. Returns whether the failure differs from
+    /// the last one.
     pub(super) fn dial_failed(&self, why: &str) -> bool {
         self.lock().dial_failed(why)
     }
 
-    /// Since when it can be sent to.
+    /// Returns since when the peer can be sent to.
     pub(super) fn connected_since(&self) -> Option<Instant> {
         self.lock().connected_since()
     }
 
-    /// Whether a message stream stands that this side has opened, or the other.
+    /// Returns whether there is a message stream that this opener opened.
     pub(super) fn has_link(&self, opener: Opener) -> bool {
         self.lock().has(opener)
     }
 
-    /// Whether it follows invitations.
+    /// Returns whether the peer understands invitations.
     pub(super) fn is_two_way(&self) -> bool {
         self.lock().is_two_way()
     }
 
-    /// Why the process `run` can't be let in now, if another one is connected.
+    /// Returns why the process `run` can't be accepted now, if another process is connected.
     pub(super) fn objection_to(&self, run: u64) -> Option<Refusal> {
         self.lock().objection_to(run, Instant::now())
     }
 
-    /// With what is known of the process at the other end of a stream, while that stands.
+    /// Calls `ask` on the liveness record of a stream's process, if the stream still exists.
     pub(super) fn with_vitals<T>(
         &self,
         number: u64,
@@ -184,7 +186,7 @@ impl PeerHandle {
         self.lock().vitals(number).map(ask)
     }
 
-    /// Which streams stand, for operators.
+    /// Returns which streams are connected, for operators.
     pub(super) fn connections(&self) -> Connections {
         let links = self.lock();
         Connections {
@@ -197,7 +199,8 @@ impl PeerHandle {
         }
     }
 
-    /// Tells of a change while the state is held, so that two changes are told in their order.
+    /// Applies a change and reports its effect under the lock, so that changes are reported in
+    /// order.
     fn change(&self, events: &dyn PeerEvents, change: impl FnOnce(&mut Links) -> News) {
         let mut links = self.lock();
         for reachable in change(&mut links) {
@@ -210,8 +213,8 @@ impl PeerHandle {
     }
 }
 
-/// A message that waits for its peer. It is counted until it is dropped: written, or lost with its
-/// stream.
+/// A frame queued for the peer. It counts towards the queue's bytes until it is dropped: written,
+/// or lost with its stream.
 #[derive(Debug)]
 pub(super) struct Queued {
     pub kind: Kind,
@@ -231,7 +234,7 @@ impl Drop for Queued {
     }
 }
 
-/// Keeps a message stream counted.
+/// Guard that removes a message stream when it is dropped.
 pub(super) struct StandingLink<'a> {
     peer: &'a PeerHandle,
     number: u64,

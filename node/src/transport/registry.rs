@@ -1,8 +1,8 @@
-//! What is known of a peer, and the streams that stand to and from its processes.
+//! Record of a peer, and the streams to and from its processes.
 //!
-//! A stream stands for what the peer was asked to prove when it was opened. When the record changes,
-//! each stream is held to the new one: one whose process has shown what the record now binds goes on,
-//! whatever else has changed, and so does the work on it. Any other ends.
+//! A stream is accepted for what its process proved when it was opened. When the record changes,
+//! each stream is checked against the new one. If its process has proven what the record now binds,
+//! the stream and the work on it continue, whatever else has changed. Otherwise the stream ends.
 
 use std::{
     collections::BTreeMap,
@@ -14,27 +14,28 @@ use tokio_util::sync::CancellationToken;
 use super::Peer;
 use crate::identity::{Incarnation, NodeKey};
 
-/// What the process at the other end of a stream has shown in its hello and its certificate.
+/// Identity that the process at the other end of a stream has proven in its hello and its
+/// certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Proof {
     pub incarnation: Incarnation,
-    /// Random for each process.
+    /// Random number of the process.
     pub run: u64,
     pub key: Option<NodeKey>,
 }
 
 impl Proof {
-    /// Whether a process that showed this may act as the member of `record`.
+    /// Returns whether a process with this proof may act as the member of `record`.
     fn fits(&self, record: &Peer) -> bool {
         record.incarnation.is_none_or(|bound| bound == self.incarnation)
             && (record.node_key.is_none() || record.node_key == self.key)
     }
 }
 
-/// A peer's record and its streams.
+/// Record and streams of one peer.
 pub(super) struct Registry {
     state: Mutex<State>,
-    /// Ends everything of the peer.
+    /// Token that ends everything of the peer.
     gone: CancellationToken,
 }
 
@@ -50,12 +51,13 @@ impl Registry {
         Self { state: Mutex::new(state), gone }
     }
 
-    /// The record as it is now.
+    /// Returns the current record.
     pub(super) fn record(&self) -> Arc<Peer> {
         Arc::clone(&self.lock().record)
     }
 
-    /// Replaces the record, and ends the streams that don't fit it; false if it is the same one.
+    /// Replaces the record, and ends the streams that don't fit the new one. Returns false if
+    /// nothing changed.
     pub(super) fn update(&self, record: Peer) -> bool {
         let mut state = self.lock();
         if *state.record == record {
@@ -70,8 +72,8 @@ impl Registry {
         true
     }
 
-    /// Registers a stream whose hello was accepted; `None` if the record has changed since, so that
-    /// it would be refused now.
+    /// Registers a stream whose hello was accepted. Returns `None` if the record has changed
+    /// meanwhile, and the hello would now be refused.
     pub(super) fn enter(&self, proof: Proof) -> Option<Registered<'_>> {
         let mut state = self.lock();
         if !proof.fits(&state.record) {
@@ -88,16 +90,17 @@ impl Registry {
     }
 }
 
-/// Keeps a stream registered.
+/// Guard that keeps a stream registered.
 pub(super) struct Registered<'a> {
     registry: &'a Registry,
     number: u64,
-    /// Cancelled when the stream has to end: the peer is gone, or the stream no longer fits.
+    /// Token that is cancelled when the stream must end: the peer is gone, or the stream no longer
+    /// fits its record.
     pub ends: CancellationToken,
 }
 
 impl Registered<'_> {
-    /// The stream's number, which no other stream of the peer has had.
+    /// Returns the stream's number, which no other stream of the peer has had.
     pub(super) fn number(&self) -> u64 {
         self.number
     }

@@ -19,10 +19,10 @@ use super::{
     stream::Duplex,
 };
 
-/// Requests and answers are small: members, at most.
+/// Maximum size of a request or an answer. The largest content is a list of members.
 pub(super) const MAX_BYTES: usize = 1 << 20;
 
-/// Asks `peer`.
+/// Sends a request to `peer`, and returns its answer.
 pub(super) async fn ask(
     shared: Arc<Shared>,
     peer: Arc<PeerHandle>,
@@ -39,7 +39,7 @@ pub(super) async fn ask(
     }
 }
 
-/// The one frame that the other end sends.
+/// Reads the one frame that the other end sends, which must be of this kind.
 pub(super) async fn read<R: AsyncRead + Unpin>(io: R, kind: Kind) -> io::Result<Bytes> {
     match FrameReader::new(io, MAX_BYTES).next().await? {
         Some((found, payload)) if found == kind => Ok(payload),
@@ -48,7 +48,7 @@ pub(super) async fn read<R: AsyncRead + Unpin>(io: R, kind: Kind) -> io::Result<
     }
 }
 
-/// Answers what `peer` asks on the stream that it opened for it.
+/// Answers the request of `peer` on the stream that it opened for it.
 pub(super) async fn answer(
     shared: &Shared,
     peer: &PeerHandle,

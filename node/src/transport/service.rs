@@ -1,4 +1,4 @@
-//! The transport's thread, and what its tasks share.
+//! The transport's thread, and the state that its tasks share.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -36,7 +36,8 @@ use crate::{
     tls::PeerTls,
 };
 
-/// What peers acknowledge is on this member's disk so much later at most.
+/// Interval of writes to the marks file. Peers' acknowledgements are durable here after at most
+/// this time.
 const WRITE_MARKS: Duration = Duration::from_secs(1);
 
 pub(super) struct Shared {
@@ -50,10 +51,11 @@ pub(super) struct Shared {
     pub tasks: TaskTracker,
     pub stopping: CancellationToken,
     members: RwLock<Members>,
-    /// Bound, and not accepted on before it is known who may come.
+    /// Sockets that are bound. Connections are accepted once the members are known.
     listeners: Mutex<Vec<(std::net::TcpListener, SocketAddr, bool)>>,
     marks: Arc<Marks>,
-    /// Something was told that may find somebody out.
+    /// Wakes `found_out`, because new information may show that an accepted process is not the
+    /// member.
     news: Notify,
     refusals: LogLimit<{ Refusal::ALL.len() + 1 }>,
     runtime: runtime::Handle,
@@ -69,12 +71,12 @@ struct Members {
 }
 
 impl Members {
-    /// Whether it was a member once: whatever it calls itself, by its key.
+    /// Returns whether the sender was removed, by its id or, whatever its id, by its key.
     fn was_removed(&self, from: MemberId, key: Option<NodeKey>) -> bool {
         self.removed.contains(&from) || key.is_some_and(|key| self.removed_keys.contains(&key))
     }
 
-    /// Those that this member's own table has.
+    /// Returns the peers that this member's own table has.
     fn own(&self) -> impl Iterator<Item = &Arc<PeerHandle>> {
         let own = self.peers.iter().filter(|(id, _)| !self.told.contains(id));
         own.map(|(_, peer)| peer)
@@ -119,8 +121,8 @@ pub(super) fn start(
     Ok(shared)
 }
 
-/// A thread that runs a current-thread runtime until `stopping`, then drains `tasks`. The receiver
-/// is told when it has ended.
+/// Starts a thread that runs a current-thread runtime until `stopping`, and then drains `tasks`.
+/// The receiver is notified when the thread has ended.
 fn spawn_thread(
     stopping: CancellationToken,
     tasks: TaskTracker,
@@ -140,7 +142,7 @@ fn spawn_thread(
                 tasks.close();
                 tasks.wait().await;
             });
-            // A snapshot that is being installed is not waited for: its thread ends by itself.
+            // Don't wait for a snapshot that is being installed: its thread ends by itself.
             runtime.shutdown_background();
             let _ = ended.send(());
         })
@@ -151,7 +153,8 @@ fn spawn_thread(
 impl Shared {
     pub(super) fn set_membership(self: &Arc<Self>, membership: Membership) {
         if let Some(tls) = &self.tls {
-            // A bound key outlives its certificate: this member's own table must have bound it.
+            // Only keys bound in this member's own table stay valid after their certificate has
+            // expired.
             let own = membership.peers.iter().filter(|peer| !membership.told.contains(&peer.id));
             let keys: HashSet<NodeKey> = own.filter_map(|peer| peer.node_key).collect();
             tls.bind(keys);
@@ -232,7 +235,7 @@ impl Shared {
     pub(super) async fn ask(self: &Arc<Self>, to: MemberId, request: Bytes) -> io::Result<Bytes> {
         let peer = self.peer(to).ok_or_else(|| io::Error::other(SendError::Unknown))?;
         let task = request::ask(Arc::clone(self), peer, request);
-        // On the transport's own thread, whichever the caller's is.
+        // The task runs on the transport's own thread, whichever thread the caller is on.
         let asked = AbortOnDropHandle::new(self.tasks.spawn_on(task, &self.runtime));
         asked.await.map_err(io::Error::other)?
     }
@@ -260,8 +263,8 @@ impl Shared {
         }
     }
 
-    /// Checks a received hello, on a stream of this opener, against what the cluster knows, and
-    /// remembers it durably. The sender may act once this is `Ok`.
+    /// Checks a received hello against what the cluster knows, and records its process durably.
+    /// `opener` is the side that opened the stream. The sender may act once this returns `Ok`.
     pub(super) async fn admit(
         &self,
         hello: &Hello,
@@ -280,7 +283,8 @@ impl Shared {
             peer.ok_or(Refusal::Sender)?
         };
         let (from, shown) = (hello.from, hello.appearance());
-        // Decided apart from what follows it, so that nothing is remembered of who is not let in.
+        // This is decided before anything is recorded, so that nothing is recorded of a refused
+        // process.
         let is_new = self.marks.witness().is_new(from, &shown).map_err(Refusal::from)?;
         let objection = peer.objection_to(shown.run);
         if let Some(refusal) = objection.filter(|_| is_new) {
@@ -289,7 +293,7 @@ impl Shared {
         let marks = Arc::clone(&self.marks);
         match tokio::task::spawn_blocking(move || marks.take(from, &shown)).await {
             Ok(Ok(())) => {
-                // An older process may have streams yet.
+                // An older process may still have streams, which must end.
                 self.news.notify_waiters();
                 Ok(peer)
             }
@@ -305,7 +309,8 @@ impl Shared {
         }
     }
 
-    /// Who is a member on others' word only may bring this one up to date, and that is all.
+    /// Refuses a peer known from other members' censuses only, unless its stream brings this member
+    /// up to date.
     fn may_be_told_of(&self, hello: &Hello, opener: Opener) -> Result<(), Refusal> {
         let is_invited = opener == Opener::Local && hello.purpose == Purpose::TakeSnapshot;
         if !is_invited && !matches!(hello.purpose, Purpose::Messages | Purpose::Snapshot) {
@@ -315,13 +320,13 @@ impl Shared {
         if has_room { Ok(()) } else { Err(Refusal::Unavailable) }
     }
 
-    /// What this member knows that others have promised, and what it has promised itself.
+    /// Returns the encoded promises that this member knows of, including its own.
     pub(super) fn report(&self) -> Vec<u8> {
         let promised = self.events.promised();
         self.marks.witness().report(self.local.member, &self.local.appearance(), promised)
     }
 
-    /// A peer tells what it knows.
+    /// Adds the promises that a peer reports.
     pub(super) fn told(&self, report: &[u8]) -> io::Result<()> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let mut witness = self.marks.witness();
@@ -334,7 +339,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns once this process of `peer`, which was let in, would be refused.
+    /// Returns once this process of `peer`, which was accepted, would be refused.
     pub(super) async fn found_out(&self, peer: &PeerHandle, run: u64) {
         loop {
             let news = self.news.notified();
@@ -345,7 +350,7 @@ impl Shared {
         }
     }
 
-    /// Writes what is remembered, now and then, for as long as the transport runs.
+    /// Writes the marks file at intervals, for as long as the transport runs.
     async fn keep_marks(self: Arc<Self>) {
         let mut every = interval(WRITE_MARKS);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -360,7 +365,7 @@ impl Shared {
         }
     }
 
-    /// `peer` says that this member was removed.
+    /// Handles the report of `peer` that this member was removed.
     pub(super) fn removed(&self, peer: &PeerHandle) {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         if !members.told.contains(&peer.id) {
@@ -368,8 +373,9 @@ impl Shared {
         }
     }
 
-    /// `peer` refuses this member for good. One that errs, or lies, has no say in whether this
-    /// member goes on; as many as it takes to leave no quorum have.
+    /// Handles a final refusal by `peer`. A single peer that errs or lies doesn't decide whether
+    /// this member goes on. The refusal counts once so many peers refuse that no quorum can include
+    /// this member.
     pub(super) fn disowned(&self, peer: &PeerHandle, why: Refusal) {
         peer.disowns.store(true, Relaxed);
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
@@ -381,7 +387,7 @@ impl Shared {
         }
     }
 
-    /// Counts a refusal and, now and then, logs it.
+    /// Counts a refusal, and logs it with a rate limit.
     pub(super) fn refuse(&self, refusal: Refusal, hello: &Hello, remote: &str) {
         self.counters.refuse(refusal);
         if let Some(suppressed) = self.refusals.pass(refusal as usize, Instant::now()) {
@@ -398,7 +404,7 @@ impl Shared {
         }
     }
 
-    /// Now and then, logs an inbound handshake that failed before it said who it is.
+    /// Logs, with a rate limit, an inbound handshake that failed before the sender was known.
     pub(super) fn handshake_failed(&self, error: &dyn std::fmt::Display, remote: &str) {
         self.counters.handshakes_failed.fetch_add(1, Relaxed);
         if let Some(suppressed) = self.refusals.pass(0, Instant::now()) {

@@ -1,11 +1,12 @@
 //! Snapshots: one stream each, in chunks, with back-pressure from disk to disk.
 //!
-//! `SnapshotHeader`, then `SnapshotChunk`s, then `SnapshotEnd` (length and CRC-32C of all chunks);
-//! the receiver answers once it has installed it. While that takes long it sends pings, so that
-//! silence still means death.
+//! A stream carries `SnapshotHeader`, then `SnapshotChunk`s, then `SnapshotEnd` (length and CRC-32C
+//! of all chunks). The receiver answers once it has installed the snapshot. While that takes long
+//! it sends pings, so that silence still means that it is dead.
 //!
-//! Neither end waits for the other for ever: each step has a time, and so has the whole, by its
-//! length. Who sends holds back a view of its store meanwhile, and what the store frees since.
+//! Neither end waits for ever: each step has a time limit, and so has the whole transfer, by its
+//! length. This matters because the sender holds a view of its store meanwhile, and with it
+//! everything that the store has freed since.
 
 use std::{
     io::{self, Read, Write},
@@ -31,16 +32,15 @@ use super::{
     stream::Duplex,
 };
 
-/// Payload bytes of one chunk.
 const CHUNK_BYTES: usize = 256 * 1024;
-/// Chunks between disk and network; the disk waits when they are full.
+/// Maximum number of chunks between disk and network. When it is reached, the disk waits.
 const CHUNKS_IN_FLIGHT: usize = 4;
-/// The other end may take this long for one step: a frame, or a sign of life. Its disk may be slow.
+/// Time limit for one step of the other end: a frame, or a sign of life. Its disk may be slow.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
-/// What comes or goes more slowly than this in all is given up, and so is an installation: a link of
-/// a megabit a second carries no cluster.
+/// Minimum average speed of a transfer. A slower one is given up, and so is an installation. A link
+/// of a megabit a second is too slow for a cluster.
 const LEAST_BYTES_PER_SECOND: u64 = 128 * 1024;
-/// A frame on a snapshot stream: a chunk, or a header of at most as much.
+/// Maximum size of a frame on a snapshot stream: a chunk or a header.
 const FRAME_BYTES: usize = 1 << 20;
 
 enum Piece {
@@ -48,7 +48,7 @@ enum Piece {
     End { len: u64, crc: u32 },
 }
 
-/// The sending end of one snapshot. Dropping it without `finish` breaks it off.
+/// Sending end of one snapshot. Dropping it without `finish` aborts the transfer.
 pub(crate) struct SnapshotWriter {
     pieces: mpsc::Sender<Piece>,
     answer: oneshot::Receiver<io::Result<()>>,
@@ -58,10 +58,10 @@ pub(crate) struct SnapshotWriter {
 }
 
 impl SnapshotWriter {
-    /// Sends what is left and waits until the peer has installed the whole.
+    /// Sends what is left, and waits until the peer has installed the snapshot.
     ///
     /// # Errors
-    /// If the stream broke, or the peer could not install it.
+    /// If the stream broke, or the peer could not install the snapshot.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         self.flush()?;
         let end = Piece::End { len: self.len, crc: self.crc };
@@ -103,7 +103,7 @@ impl Write for SnapshotWriter {
     }
 }
 
-/// The receiving end of one snapshot. Ends only if everything arrived whole.
+/// Receiving end of one snapshot. It reports the end of the data only if everything arrived intact.
 pub(crate) struct SnapshotReader {
     pieces: mpsc::Receiver<Piece>,
     current: Bytes,
@@ -114,7 +114,7 @@ pub(crate) struct SnapshotReader {
 
 #[cfg(test)]
 impl SnapshotReader {
-    /// One that `body` has arrived for.
+    /// Returns a reader for which all of `body` has arrived.
     pub(crate) fn arrived(body: &[u8]) -> Self {
         let (sender, pieces) = mpsc::channel(2);
         let end = Piece::End { len: body.len() as u64, crc: crc32c::crc32c(body) };
@@ -153,7 +153,7 @@ impl Read for SnapshotReader {
     }
 }
 
-/// The writer for the caller, and the task that sends what is written.
+/// Returns the writer for the caller, and the task that sends the written data.
 pub(super) fn send(
     shared: Arc<Shared>,
     peer: Arc<PeerHandle>,
@@ -176,7 +176,7 @@ pub(super) fn send(
         };
         transfer.end(&result);
         let _ = answered.send(result);
-        // Only now does a blocked writer see that it is over, and finds the answer.
+        // A blocked writer wakes up only now, and so finds the answer.
         drop(pieces);
     };
     (writer, task)
@@ -231,7 +231,7 @@ async fn send_body(io: Box<dyn Duplex>, pieces: &mut mpsc::Receiver<Piece>) -> i
             }
         }
     }
-    // The other end installs it now, and may take as long again.
+    // The other end installs the snapshot now, which may take as long as the transfer.
     let installed = Pace::new(sent.bytes);
     loop {
         match installed.in_time(frames.next()).await? {
@@ -246,7 +246,7 @@ async fn send_body(io: Box<dyn Duplex>, pieces: &mut mpsc::Receiver<Piece>) -> i
     }
 }
 
-/// Receives one snapshot from `peer` and hands it over.
+/// Receives one snapshot from `peer` and passes it to `PeerEvents::snapshot`.
 pub(super) async fn receive(
     shared: &Arc<Shared>,
     peer: &PeerHandle,
@@ -305,7 +305,7 @@ async fn receive_body<T: Send + 'static>(
                 None => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
             };
             let last = matches!(piece, Piece::End { .. });
-            // Whoever installs may have given up; its answer says why.
+            // The installer may have given up; its result says why.
             if sender.send(piece).await.is_err() || last {
                 return Ok(());
             }
@@ -329,7 +329,7 @@ async fn receive_body<T: Send + 'static>(
     installed
 }
 
-/// How far a stream is, and until when the next step has to be done.
+/// Progress of a stream, from which the deadline of its next step follows.
 struct Pace {
     began: Instant,
     bytes: u64,
@@ -340,7 +340,7 @@ impl Pace {
         Self { began: Instant::now(), bytes }
     }
 
-    /// Until when a step that begins now may take, and what it means if it takes longer.
+    /// Returns the deadline of a step that begins now, and the error text if it is missed.
     fn limit(&self, now: Instant) -> (Instant, &'static str) {
         let in_all =
             self.began + STEP_TIMEOUT + Duration::from_secs(self.bytes / LEAST_BYTES_PER_SECOND);

@@ -1,4 +1,4 @@
-//! One byte stream to a peer, TLS or not.
+//! One byte stream to a peer, with or without TLS.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -15,18 +15,18 @@ use crate::{
     tls::{PEER_ALPN, PeerTls, in_words, node_key_of},
 };
 
-/// What both kinds of stream can do.
+/// Common interface of plain TCP and TLS streams.
 pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// A connected stream and the key that its other end proved.
+/// A connected stream, and the key that its other end proved.
 pub(super) struct PeerStream {
     pub io: Box<dyn Duplex>,
     pub key: Option<NodeKey>,
 }
 
-/// Connects to `url`; with a bound key, only to its holder.
+/// Connects to `url`. If a key is bound, the other end must hold that key.
 pub(super) async fn dial(
     url: &PeerUrl,
     tls: Option<&Arc<PeerTls>>,
@@ -39,7 +39,7 @@ pub(super) async fn dial(
     }
     let tls = tls.ok_or_else(|| invalid("https, but no peer certificate is configured"))?;
     let config = tls.client_config(bound).map_err(io::Error::other)?;
-    // Certificates have no zones.
+    // A zone (`%eth0`) is not part of a name in a certificate.
     let host = url.host().split_once('%').map_or(url.host(), |(address, _)| address);
     let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
     let stream = TlsConnector::from(config).connect(name, tcp).await.map_err(in_words)?;
@@ -49,7 +49,7 @@ pub(super) async fn dial(
     Ok(PeerStream { io: Box::new(stream), key })
 }
 
-/// Takes an accepted connection through TLS, if the listener has it.
+/// Performs TLS on an accepted connection, if the listener uses it.
 pub(super) async fn accept(tcp: TcpStream, tls: Option<&Arc<PeerTls>>) -> io::Result<PeerStream> {
     tcp.set_nodelay(true)?;
     let Some(tls) = tls else {
@@ -74,9 +74,9 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-/// Binds `address`, reusable at once after a restart.
+/// Binds `address`, which can be bound again at once after a restart.
 pub(super) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    // std sets SO_REUSEADDR on Unix.
+    // On Unix, std sets SO_REUSEADDR.
     let listener = std::net::TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     Ok(listener)

@@ -1,4 +1,4 @@
-//! Transports on loopback, talking to each other and to strangers.
+//! Transports on the loopback interface, connected to each other and to strangers.
 
 mod hand_made;
 mod one_way;
@@ -16,7 +16,7 @@ use super::{
 };
 
 const CLUSTER: ClusterId = ClusterId(0xc1);
-/// Long enough for a loaded machine; nothing waits this long when all is well.
+/// Time limit of a wait, long enough for a loaded machine. A successful test never waits this long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -91,7 +91,7 @@ struct Node {
 
 impl Node {
     fn start(member: u64) -> Self {
-        // However slow the machine is, no stream breaks of that.
+        // No stream may break because the machine is slow.
         let limits = Limits { dead_after: PATIENCE, ..Limits::default() };
         Self::start_as(local(member), Seen::default(), limits)
     }
@@ -183,7 +183,7 @@ fn connect(a: &Node, b: &Node) {
     });
 }
 
-/// Says `bytes` to `node` and returns what it answers before it closes.
+/// Sends `bytes` to `node`, and returns what it answers before it closes the connection.
 fn say(node: &Node, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(node.address()).unwrap();
     let _ = stream.write_all(bytes);
@@ -307,7 +307,7 @@ fn acknowledged(matched: u64) -> Promise {
     Promise { term: 3, matched, ..Promise::default() }
 }
 
-/// Member 2 at its next boot, with so many entries.
+/// Returns member 2 at its next boot, with `last` as the last index on its disk.
 fn restarted(last: u64) -> Local {
     let disk = OnDisk { term: 3, vote: 0, last };
     Local { boot: 2, run: 22, disk, ..local(2) }
@@ -440,7 +440,7 @@ fn a_stranger_that_answers_removed_is_not_believed() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let impostor = peer_at(MemberId(2), listener.local_addr().unwrap());
     a.transport.set_membership(Membership { peers: vec![impostor], ..Membership::default() });
-    // It answers in the name of a member of another cluster.
+    // The refusal comes in the name of a member of another cluster.
     let foreign = Local { cluster: ClusterId(9), ..local(2) };
     let lie = Hello { answer: Some(Refusal::Removed), ..hello_to(&a, foreign, 1) };
     let (mut stream, _) = listener.accept().unwrap();
@@ -485,7 +485,7 @@ fn a_peer_that_reads_nothing_costs_its_bounds_and_no_more() {
     stream.write_all(&hello_to(&a, local(2), 1).encode()).unwrap();
     eventually("it is connected", || !a.transport.connected().is_empty());
     let message = Bytes::from(vec![7; 64 * 1024]);
-    // The socket's buffers take a few MiB; then the queue fills, and the rest is dropped at once.
+    // The sockets' buffers take a few MiB. Then the queue fills, and the rest is dropped at once.
     let sent = (0..4096).filter(|_| a.transport.send(MemberId(2), message.clone()).is_ok()).count();
     assert!(sent < 2048, "{sent} of 64 KiB were taken");
     assert!(a.transport.counters().dropped_full > 0);
@@ -632,7 +632,8 @@ async fn a_newcomer_takes_the_state_from_the_holder_of_the_bound_key_alone() {
     let dir = tempfile::tempdir().unwrap();
     let tls = crate::tls::tests::on_loopback(dir.path());
     let b = Node::start_with(local(2), Seen::default(), Limits::default(), Some(Arc::clone(&tls)));
-    // One each: the first one's place may not be free again when the next one comes.
+    // Each attempt has a joiner of its own, because the first one's permit may not be free again in
+    // time.
     let joiners = [3, 4, 5].map(local);
     let peer = |joiner: &Local| peer_at(joiner.member, "127.0.0.1:9".parse().unwrap());
     b.transport.set_membership(Membership {
@@ -649,7 +650,7 @@ async fn a_newcomer_takes_the_state_from_the_holder_of_the_bound_key_alone() {
     }
 }
 
-/// A stream that works is not cut: what is on it would be lost.
+/// A working stream must not be closed, because messages on it would be lost.
 #[test]
 fn a_stream_goes_on_when_a_peers_address_changes() {
     let (a, b) = pair();
@@ -673,7 +674,7 @@ fn a_stream_goes_on_when_a_peers_address_changes() {
 fn a_peer_is_dialled_at_its_new_address() {
     let (a, b) = (Node::start(1), Node::start(2));
     b.knows(&[&a]);
-    // Nothing answers there: the dial would take until its time is up.
+    // Nothing answers there, so the dial would take its whole time limit.
     let nowhere = peer_at(MemberId(2), "192.0.2.1:1".parse().unwrap());
     a.transport.set_membership(Membership { peers: vec![nowhere], ..Membership::default() });
     a.knows(&[&b]);

@@ -1,4 +1,4 @@
-//! Whether the process at the other end of a stream lives.
+//! Liveness of the process at the other end of a stream.
 
 use std::{
     collections::VecDeque,
@@ -7,41 +7,42 @@ use std::{
 
 use super::Refusal;
 
-/// The process at the other end of a stream that is pinged, and one that wants to take its place.
+/// Liveness of a process on a stream that is pinged, and a newcomer that wants to replace it.
 ///
-/// A member's process begins when the one before it has ended. So a process that answers what it was
-/// asked *after* another one had shown itself is alive beside that one: they run on copies of one
-/// directory, and the newcomer is not let in.
+/// A member's process begins after the previous one has ended. Suppose a process answers a ping
+/// that was sent *after* a newcomer appeared. Then both are alive, on copies of one directory, and
+/// the newcomer is refused.
 #[derive(Debug)]
 pub(super) struct Vitals {
     run: u64,
-    /// When it was asked, oldest first; answers come in that order.
+    /// Times of unanswered pings, oldest first. Answers come in the same order.
     asked: VecDeque<Instant>,
-    /// When the last question was asked that it has answered.
+    /// Time of the latest ping that was answered.
     answered: Option<Instant>,
-    /// Another process, and when it was first seen.
+    /// Run number of a newcomer, and the time at which it first appeared.
     newcomer: Option<(u64, Instant)>,
 }
 
 impl Vitals {
-    /// Nothing is known yet of the process `run`.
+    /// Starts without any knowledge of the process `run`.
     pub(super) fn of(run: u64) -> Self {
         Self { run, asked: VecDeque::new(), answered: None, newcomer: None }
     }
 
-    /// It is asked whether it lives.
+    /// Records that a ping is sent to the process.
     pub(super) fn asks(&mut self, now: Instant) {
         self.asked.push_back(now);
     }
 
-    /// It has answered, and took so long; `None` if nothing was asked.
+    /// Records an answer of the process. Returns the round-trip time, or `None` if no ping was
+    /// unanswered.
     pub(super) fn answers(&mut self, now: Instant) -> Option<Duration> {
         let asked = self.asked.pop_front();
         self.answered = asked.or(self.answered);
         asked.map(|asked| now.saturating_duration_since(asked))
     }
 
-    /// Why the process `run` can't be let in now, if it is another one.
+    /// Returns why the process `run` can't be accepted now, or `None` if it is this process.
     pub(super) fn objects_to(&mut self, run: u64, now: Instant) -> Option<Refusal> {
         if run == self.run {
             return None;

@@ -1,8 +1,8 @@
-//! Peers made by hand: they prove who they are, and then do what no member does.
+//! Peers simulated by the test: they prove their identity, and then do what no real member does.
 
 use super::*;
 
-/// A stream to `node` whose hello was accepted.
+/// Returns a stream to `node` whose hello was accepted.
 fn open(node: &Node, purpose: Purpose) -> TcpStream {
     open_as(local(2), node, purpose)
 }
@@ -24,7 +24,7 @@ fn write(stream: &mut TcpStream, kind: frame::Kind, payload: &[u8]) {
     stream.write_all(&bytes).unwrap();
 }
 
-/// The payload of the next frame of this kind; others are passed over.
+/// Returns the payload of the next frame of this kind; other frames are skipped.
 fn read(stream: &mut TcpStream, kind: frame::Kind) -> Vec<u8> {
     loop {
         let mut head = [0; frame::HEADER_BYTES];
@@ -38,7 +38,7 @@ fn read(stream: &mut TcpStream, kind: frame::Kind) -> Vec<u8> {
     }
 }
 
-/// Takes the next dial of `node` and answers it as `local`.
+/// Accepts the next dial of `node`, and answers it as `local`.
 fn take(listener: &std::net::TcpListener, node: &Node, local: Local) -> TcpStream {
     let (mut stream, _) = listener.accept().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -71,7 +71,7 @@ fn a_snapshot_of_another_length_or_checksum_than_it_ends_with_is_refused() {
 
 #[test]
 fn the_newer_of_two_streams_of_a_peer_ends_the_older() {
-    // Longer than anybody waits here: an end by silence is no end by the newer one.
+    // Longer than any wait in this test, so that only the newer stream can end the older one.
     let limits = Limits { dead_after: PATIENCE * 2, ..Limits::default() };
     let a = Node::start_as(local(1), Seen::default(), limits);
     knows_member_two(&a);
@@ -85,7 +85,7 @@ fn the_newer_of_two_streams_of_a_peer_ends_the_older() {
     eventually("the second is read", || a.messages().len() == 2);
 }
 
-/// A member whose peer 2 is `listener`'s.
+/// Returns member 1, whose peer 2 is at `listener`.
 fn dials(listener: &std::net::TcpListener) -> Node {
     let limits = Limits { dead_after: PATIENCE * 2, ..Limits::default() };
     let node = Node::start_as(local(1), Seen::default(), limits);
@@ -94,11 +94,12 @@ fn dials(listener: &std::net::TcpListener) -> Node {
     node
 }
 
-/// A stream that `node` has dialled, with all that it takes waiting for it; how many that are.
+/// Accepts a stream that `node` has dialled, and fills its queue. Returns the number of queued
+/// messages.
 fn filled(listener: &std::net::TcpListener, node: &Node, message: &Bytes) -> (TcpStream, usize) {
     let unread = take(listener, node, local(2));
     eventually("it is connected", || !node.transport.connected().is_empty());
-    // What sockets take, and one batch that waits to be written, come first.
+    // The sockets' buffers, and one batch that is being written, are filled first.
     let (mut sent, before) = (0, node.transport.counters().dropped_full);
     eventually("the queue is full", || {
         while node.transport.send(MemberId(2), message.clone()).is_ok() {
@@ -118,7 +119,7 @@ fn lose(stream: TcpStream, node: &Node) {
 fn what_waited_for_a_lost_stream_is_not_sent_on_the_next() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let a = dials(&listener);
-    // More than one batch of them fits the queue.
+    // The queue has room for more than one batch of these.
     let (unread, _) = filled(&listener, &a, &Bytes::from(vec![7; 64 << 10]));
     lose(unread, &a);
     let mut next = take(&listener, &a, local(2));
@@ -154,7 +155,7 @@ fn another_member_that_answers_for_the_one_that_was_dialled_is_refused() {
     assert!(a.transport.connected().is_empty());
 }
 
-/// A message stream of the peer that carries messages in both directions.
+/// Returns a message stream, opened by the peer, that carries messages in both directions.
 fn open_two_way(node: &Node) -> TcpStream {
     let mut stream = open(node, Purpose::Messages);
     write(&mut stream, frame::Kind::TwoWay, &[]);
@@ -198,7 +199,7 @@ fn a_peer_of_an_older_build_that_answers_is_sent_what_it_knows_only() {
         let length = u32::from_be_bytes(head[..4].try_into().unwrap()) as usize;
         stream.read_exact(&mut vec![0; length - 1]).unwrap();
     }
-    // What it sends on a stream that it did not open is no message.
+    // A one-way stream doesn't carry messages to the member that opened it.
     write(&mut stream, frame::Kind::Message, b"no");
     eventually("the stream ends", || !is_connected(&a));
     assert!(a.messages().is_empty());
@@ -219,7 +220,7 @@ fn when_the_carrier_breaks_what_is_sent_takes_the_other_stream() {
     eventually("the loss is told", || a.seen.reachable.lock().unwrap().ends_with(&[false, true]));
     a.transport.send(MemberId(2), Bytes::from_static(b"2")).unwrap();
     assert_eq!(read(&mut stands_by, frame::Kind::Message), b"2");
-    // The peer is dialled again, and what is sent stays where it is.
+    // The peer is dialled again, but messages stay on the present carrier.
     let _again = take(&listener, &a, local(2));
     a.transport.send(MemberId(2), Bytes::from_static(b"3")).unwrap();
     assert_eq!(read(&mut stands_by, frame::Kind::Message), b"3");

@@ -2,12 +2,12 @@
 
 use super::*;
 
-/// Nothing listens there.
+/// Returns a peer record with an address where nothing listens.
 fn nowhere(id: u64) -> Peer {
     peer_at(MemberId(id), "127.0.0.1:1".parse().unwrap())
 }
 
-/// Member 2 has connected to member 1, which can't connect to it.
+/// Returns members 1 and 2. Member 2 has connected to member 1, which can't connect to member 2.
 fn half_a_pair() -> (Node, Node) {
     let (a, b) = (Node::start(1), Node::start(2));
     let peers = vec![nowhere(2)];
