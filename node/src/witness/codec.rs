@@ -1,7 +1,7 @@
 //! The memory as text in a file, and as bytes between members.
 //!
-//! The file is for people too: a line for each member, all numbers but ids and runs in decimal, and a
-//! checksum. Between members an account has a fixed length.
+//! The file is meant to be read by people as well: one line for each member, and a checksum. All
+//! numbers but ids and runs are decimal. Between members, an account has a fixed length.
 
 use std::collections::BTreeMap;
 
@@ -11,31 +11,34 @@ use node_consensus::MAX_INDEX;
 use super::{Account, OnDisk, Promise, Run};
 use crate::identity::{Incarnation, MemberId};
 
-/// The file's first line. Before there was one, a line held a member, its incarnation and its boot.
+/// First line of the file. In files of the first version, which lack it, a line is a member, its
+/// incarnation and its boot.
 const HEADER: &str = "muster-peers 2\n";
-/// What the file's last line begins with.
+/// Start of the file's last line.
 const CHECKSUM: &str = "crc32c ";
-/// One account between members: member, incarnation, boot, what follows, run, disk, two promises.
+/// Bytes of one account between members: member, incarnation, boot, flags, run, disk, two promises.
 const ACCOUNT_BYTES: usize = 8 + 16 + 8 + 1 + 8 + 3 * 8 + 2 * 4 * 8;
-/// What follows: one run; several; the disk.
+/// Flag: exactly one run is known.
 const ONE_RUN: u8 = 1;
+/// Flag: several runs used the boot counter.
 const SEVERAL_RUNS: u8 = 2;
+/// Flag: the state of the disk is known.
 const DISK: u8 = 4;
-/// More than any cluster has members.
+/// Maximum number of accounts in a report, more than any cluster has members.
 const MAX_ACCOUNTS: usize = 1024;
 
-/// What is known can't be read.
+/// Error of decoding the memory or a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// A file.
+    /// The file is malformed, or its checksum doesn't match.
     #[error("the file is damaged")]
     File,
-    /// A file of a later version.
+    /// A later version of the program wrote the file.
     #[error(
         "the file was written by a later version of this program: start this member with that one"
     )]
     Later,
-    /// What a peer sent.
+    /// A peer's report is malformed.
     #[error("an account of peers that can't be")]
     Wire,
 }
@@ -218,7 +221,7 @@ mod tests {
             prop_assume!(bytes[at] != with);
             bytes[at] = with;
             if let Ok(other) = std::str::from_utf8(&bytes) {
-                // A checksum in capitals is the same one.
+                // The checksum may be in upper case.
                 prop_assume!(!other.eq_ignore_ascii_case(&text));
                 prop_assert!(from_text(other).is_err());
             }

@@ -1,54 +1,64 @@
-//! What a member remembers of its peers, so that none of them comes back as less than it was.
+//! Memory of what peers have promised, so that no member returns with less than it promised.
 //!
-//! A data directory that was wiped, or put back from an image, or that runs twice, has forgotten
-//! votes and entries that were counted on. It must not speak for its member again. It can't know that
-//! of itself; its peers can, if they remember what it promised. That memory is here, without clock,
-//! thread or file: [`Witness`] decides, who keeps it says what is durable when.
+//! A data directory may be wiped, restored from an image, or run twice. It has then forgotten votes
+//! and entries that others counted on, and must not act as its member again. It can't know that
+//! itself. Its peers can, if they remember what it promised. This module is that memory, without
+//! clock, thread or file. [`Witness`] makes the decisions; its owner makes it durable.
 //!
 //! # What is remembered, and compared
 //!
-//! Of each member: its incarnation, its highest boot counter, the process (*run*) that had it and what
-//! that found on its disk, and two [`Promise`]s: `before`, of all boots below that one, and `now`, of that one. When a process
-//! shows itself it says, beside incarnation, boot and run, what its disk held *when it began*
-//! ([`OnDisk`]); that never changes while it runs. It is refused if
-//! - the incarnation is another: the directory was wiped or replaced;
-//! - the boot counter is below the known one, or the same from another run: a copy, or its original;
-//! - its disk doesn't keep what boots before it promised: an image of an earlier time.
+//! For each member the memory has:
+//! - its incarnation and its highest boot counter;
+//! - the process (*run*) with that boot counter, and what it found on its disk;
+//! - two [`Promise`]s: `before`, of all lower boots, and `now`, of that boot.
 //!
-//! # Why nobody who is well is ever refused
+//! When a process connects, it states incarnation, boot and run, and what its disk held *when it
+//! began* ([`OnDisk`]). This never changes while it runs. The process is refused
+//! - if the incarnation is another one: the directory was wiped or replaced;
+//! - if the boot counter is below the known one, or equal with another run: one of the two is a
+//!   copy of the other;
+//! - if its disk lacks something that earlier boots promised: the disk is an image of an earlier
+//!   time.
 //!
-//! A process counts its boot durably and then reads its disk. It is compared with promises of lower
-//! boots only: of processes that had ended by then, on the same disk, and whatever they promised was
-//! durable there before the message left (see [`Promise`] for what follows from that later). None of
-//! it depends on when something is compared, so that messages which come late, twice, in another
-//! order or by way of others change nothing. A promise that is noted too late counts for a higher
-//! boot than it was made in: that compares it with fewer processes, never with more.
+//! # Why no correct member is ever refused
 //!
-//! What a member has not said, it is not held to: a crash may take whatever was not synced, or synced
-//! and not yet told. A snapshot that was installed moves the last entry forward only, because a
-//! member takes none that it is not behind of; the log's beginning, which compaction moves, is not
-//! looked at.
+//! A process counts its boot durably, and then reads its disk. It is compared with promises of
+//! lower boots only. Those processes had ended by then, and ran on the same disk. Whatever they
+//! promised was durable there before the message was sent (see [`Promise`] for what follows from
+//! that later). The result never depends on the time of a comparison. So messages that come late,
+//! twice, in another order or through other members change nothing. A promise that is recorded late
+//! counts for a higher boot than it was made in. It is then compared with fewer processes, never
+//! with more.
+//!
+//! A member isn't held to what it never sent. A crash may lose what was not synced, or was synced
+//! and not yet sent. Installing a snapshot only moves the last entry forward, because a member
+//! takes only snapshots that are ahead of it. Compaction moves the log's beginning, which is not
+//! compared.
 //!
 //! # Who knows
 //!
-//! Whom something is promised to notes it. Members tell each other all that they know, and what they
-//! promised themselves, when a stream begins and then as often as it changes, up to once a second.
-//! What is told is added to what is known ([`Witness::told`]); a process that was let in by somebody
-//! who knew less is found out then, and cut off.
+//! The receiver of a promise records it. Members send each other everything that they know, and
+//! their own promises: when a stream begins, and then when something changes, up to once a second.
+//! The receiver merges this into its memory ([`Witness::told`]). If a process was accepted by a
+//! member that knew less, it is detected then and disconnected.
 //!
 //! # What must be durable when
 //!
 //! - A boot, before its hello is answered; a vote, before it is counted ([`Witness::urgent`]).
-//! - All else within a second: an fdatasync for each acknowledgement would double the cost of a write.
+//! - Everything else, within a second: an fdatasync for each acknowledgement would double the cost
+//!   of a write.
 //!
-//! # What is left
+//! # What remains possible
 //!
-//! An image is taken back only where nobody who is there knows better: nobody of the quorum that it
-//! then makes was connected, since the image was taken, to whom it promised something or to somebody
-//! who heard of that; or all who heard have lost it since, within the second before it was on their
-//! disks. Two processes on copies of one directory are told apart once one of them has promised
-//! anything or has been started again; until then they are equal, and the one with the higher
-//! boot counter is taken for the member.
+//! An image is accepted if no connected member knows better. Then each member of the quorum that it
+//! joins falls under one of two cases:
+//! - Since the image was taken, it received no promise of the member, neither directly nor through
+//!   others.
+//! - It received one, and lost it in a crash within the second before it was durable.
+//!
+//! Two processes on copies of one directory can be told apart once one of them has promised
+//! anything or has been restarted. Until then they are equal, and the one with the higher boot
+//! counter is accepted as the member.
 
 mod codec;
 mod promise;
@@ -63,38 +73,40 @@ pub use promise::{OnDisk, Promise};
 
 use crate::identity::{Incarnation, MemberId};
 
-/// Which process had a boot counter.
+/// Process that used a boot counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
-    /// Nobody noted it.
+    /// The process was not recorded.
     Unknown,
-    /// This one.
+    /// Run number of the only process known.
     One(u64),
-    /// More than one: they are copies of each other, and none of them is trusted.
+    /// Several processes used this boot counter. They are copies of each other, and none of them is
+    /// trusted.
     Several,
 }
 
-/// What is known of one member.
+/// Knowledge about one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Account {
     incarnation: Incarnation,
     boot: u64,
     run: Run,
-    /// What that process found on its disk; the first version didn't note it.
+    /// State that the process found on its disk; `None` from files of the first version, which
+    /// lacked it.
     disk: Option<OnDisk>,
-    /// What boots before this one promised.
+    /// Promises of all boots before this one.
     before: Promise,
-    /// What this one has promised so far.
+    /// Promises of this boot so far.
     now: Promise,
 }
 
 impl Account {
-    /// Whether its process would be let in.
+    /// Returns whether the process would be accepted.
     fn is_sound(&self) -> bool {
         self.disk.is_none_or(|disk| disk.keeps(&self.before))
     }
 
-    /// Adds what somebody else knows of the same incarnation.
+    /// Merges what another member knows about the same incarnation.
     fn add(&mut self, told: &Self) {
         match told.boot.cmp(&self.boot) {
             Ordering::Greater => *self = Self::of_two(self, told),
@@ -103,10 +115,13 @@ impl Account {
         }
     }
 
-    /// What is known of a member by two who have let in different boots of it. The higher one counts,
-    /// unless it has forgotten what the lower one promised: then it is a copy, and the lower one goes on,
-    /// if it has kept what the copy promised in the member's name. What boots below the copy's promised
-    /// may be the lower one's own; it counts for the next.
+    /// Merges the accounts of two members that have accepted different boots of one member.
+    ///
+    /// The higher boot counts, unless its disk lacks what the lower boot promised. It is then a
+    /// copy, and the lower boot counts instead. The lower boot must have kept what the copy
+    /// promised, because that was promised in the member's name. The account of the copy also has
+    /// promises of still lower boots (`high.before`). The lower boot itself may have made some of
+    /// them, so only its successor is compared with those.
     fn of_two(low: &Self, high: &Self) -> Self {
         let higher = Self { before: low.before.and(low.now).and(high.before), ..*high };
         let lower =
@@ -129,34 +144,35 @@ impl Account {
     }
 }
 
-/// A process, as it shows itself.
+/// A process, as it presents itself in a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appearance {
-    /// Of its data directory.
+    /// Incarnation of its data directory.
     pub incarnation: Incarnation,
-    /// How often that has been started.
+    /// Number of starts of that directory.
     pub boot: u64,
-    /// Random for each process.
+    /// Random number of the process.
     pub run: u64,
-    /// What it held when this process began.
+    /// State of the directory when this process began.
     pub disk: OnDisk,
 }
 
-/// Why a process is not the member that it says it is.
+/// Reason why a process is not accepted as the member that it claims to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objection {
-    /// It has another data directory.
+    /// The process runs on another data directory than the member.
     Incarnation,
-    /// Its boot counter went back, or two processes have the same.
+    /// The boot counter went back, or two processes have the same one.
     Boot,
-    /// Its disk has forgotten what the member promised.
+    /// The disk lacks something that the member promised.
     Amnesia,
 }
 
-/// Once so many members are remembered, those that only others say are members find no room.
+/// Number of remembered members from which on strangers find no room. Strangers are members that
+/// only other members' censuses list.
 const MOST_KNOWN: usize = 256;
 
-/// The memory of one member.
+/// Memory that one member has of its peers.
 #[derive(Clone, Debug, Default)]
 pub struct Witness {
     known: BTreeMap<MemberId, Account>,
@@ -165,10 +181,11 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Takes `member` to be the process that shows itself, or says why not.
+    /// Accepts the process `shown` as `member` and records it, or returns the reason for its
+    /// refusal.
     ///
     /// # Errors
-    /// If it is less than the member was.
+    /// If the process falls short of what is known about the member.
     pub fn admit(&mut self, member: MemberId, shown: &Appearance) -> Result<(), Objection> {
         let account = self.judge(member, shown)?;
         if self.known.insert(member, account) != Some(account) {
@@ -178,10 +195,10 @@ impl Witness {
         Ok(())
     }
 
-    /// Whether this process would be let in, and now for the first time.
+    /// Returns whether this process would be accepted, and for the first time.
     ///
     /// # Errors
-    /// If it is less than the member was.
+    /// If the process falls short of what is known about the member.
     pub fn is_new(&self, member: MemberId, shown: &Appearance) -> Result<bool, Objection> {
         let account = self.judge(member, shown)?;
         Ok(self.known.get(&member).is_none_or(|known| known.run != account.run))
@@ -209,7 +226,7 @@ impl Witness {
         if account.is_sound() { Ok(account) } else { Err(Objection::Amnesia) }
     }
 
-    /// Notes what `member` has promised, on a stream of a process that was let in.
+    /// Records a promise of `member`, received from an accepted process.
     pub fn heard(&mut self, member: MemberId, promise: Promise) {
         let Some(known) = self.known.get_mut(&member) else { return };
         let now = known.now.and(promise);
@@ -224,16 +241,16 @@ impl Witness {
         }
     }
 
-    /// Whether there is room for `member`, if that isn't in this member's own table.
+    /// Returns whether there is room for `member`, if this member's own table doesn't have it.
     pub fn has_room(&self, member: MemberId) -> bool {
         self.known.contains_key(&member) || self.known.len() < MOST_KNOWN
     }
 
-    /// Adds what another member knows, as its [`report`](Self::report) says, of those that `is_peer`
-    /// says are peers; it is asked with whether there [is room](Self::has_room).
+    /// Merges the [`report`](Self::report) of another member, for those members that `is_peer`
+    /// accepts. The second argument of `is_peer` is whether there [is room](Self::has_room).
     ///
     /// # Errors
-    /// If that can't be read. Nothing is added then.
+    /// If the report can't be decoded. Nothing is merged then.
     pub fn told(
         &mut self,
         report: &[u8],
@@ -261,7 +278,8 @@ impl Witness {
         Ok(())
     }
 
-    /// Everything that is known, for another member, and what this one, `own`, has promised itself.
+    /// Returns everything that is known, for another member, with the promises of this member
+    /// (`own`) itself.
     pub fn report(&self, own: MemberId, shown: &Appearance, promised: Promise) -> Vec<u8> {
         let Appearance { incarnation, boot, run, disk } = *shown;
         let (run, before) = (Run::One(run), Promise::default());
@@ -270,38 +288,38 @@ impl Witness {
         codec::to_wire(all.chain([(own, mine)]))
     }
 
-    /// Whether this process of `member`, which was let in once, would be refused by now.
+    /// Returns whether this process of `member`, once accepted, would now be refused.
     pub fn is_found_out(&self, member: MemberId, run: u64) -> bool {
         let known = self.known.get(&member);
         known.is_none_or(|known| known.run != Run::One(run) || !known.is_sound())
     }
 
-    /// Forgets who was removed: nothing of that id is ever taken again.
+    /// Forgets removed members: no process with such an id is ever accepted again.
     pub fn forget(&mut self, is_removed: impl Fn(MemberId) -> bool) {
         let before = self.known.len();
         self.known.retain(|member, _| !is_removed(*member));
         self.version += u64::from(self.known.len() != before);
     }
 
-    /// Rises with every change.
+    /// Returns the version of the memory, which rises with every change.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// The version of the last change that must be durable before anything follows from it.
+    /// Returns the version of the last change that must be durable before anything follows from it.
     pub fn urgent(&self) -> u64 {
         self.urgent
     }
 
-    /// The memory as a file.
+    /// Returns the memory as the text of a file.
     pub fn encode(&self) -> String {
         codec::to_text(self.known.iter().map(|(member, known)| (*member, *known)))
     }
 
-    /// Reads what [`encode`](Self::encode) wrote, now or in an earlier version.
+    /// Decodes the text that [`encode`](Self::encode) of this or an earlier version wrote.
     ///
     /// # Errors
-    /// If it is damaged: that is not an empty memory.
+    /// If the text is damaged. A damaged file is not an empty memory.
     pub fn decode(text: &str) -> Result<Self, DecodeError> {
         Ok(Self { known: codec::from_text(text)?, ..Self::default() })
     }

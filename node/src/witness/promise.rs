@@ -1,32 +1,31 @@
-//! What a member promises, and what its disk says.
+//! Promises of a member, and the state of its disk with which they are compared.
 
 use node_consensus::{Message, MessageKind};
 
-/// All that one member is known to have promised to others. Whatever is in here was on its disk
-/// before the message left that said so, and what is on a disk at one time follows from it at any
-/// later one:
-/// - the term never goes back, and a vote in it is given once;
-/// - within one term only the leader of that term writes the log. What a member acknowledged to it
-///   matches the leader's own log, which it never cuts: so the member's doesn't end before that. In a
-///   higher term it may, since entries that were not committed can be replaced;
-/// - a committed entry is in the log of every later leader: it is never cut at all.
+/// Everything that a member is known to have promised to others. It was on the member's disk before
+/// the message with the promise was sent. The following holds for the disk at any later time:
+/// - The term never goes back, and a vote in a term is given once.
+/// - Within one term, only that term's leader writes the log. What a member acknowledged to it
+///   matches the leader's own log, which the leader never truncates. So the member's log doesn't
+///   end before that index. In a higher term it may, because uncommitted entries can be replaced.
+/// - A committed entry is in the log of every later leader, so it is never truncated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Promise {
-    /// The highest term in which it voted, or acknowledged entries.
+    /// Highest term in which the member voted or acknowledged entries.
     pub term: u64,
-    /// Whom it voted for in that term; 0: not known to have voted.
+    /// Member that it voted for in that term; 0 if no vote is known.
     pub vote: u64,
-    /// How far it acknowledged the log in that term.
+    /// Highest index that the member acknowledged in that term.
     pub matched: u64,
-    /// How far it acknowledged entries that were known to be committed, in any term.
+    /// Highest acknowledged index that was known to be committed, in any term.
     pub floor: u64,
 }
 
 impl Promise {
-    /// What the sender of `message` promises by it, if anything.
+    /// Returns the promise that the sender of `message` makes by it, if any.
     ///
-    /// Only what waits for the disk counts. A question before an election, and its answer, speak of
-    /// a term that nobody has entered yet; and what a leader sends may overtake its own disk.
+    /// Only messages that wait for the disk count. A pre-vote request and its answer name a term
+    /// that nobody has entered yet. And a leader may send entries before its own disk has them.
     pub fn of(message: &Message) -> Option<Self> {
         let promise = Self { term: message.term, ..Self::default() };
         match message.kind {
@@ -41,8 +40,9 @@ impl Promise {
         }
     }
 
-    /// The same, where entries up to `commit` are known, in `term`, to be committed. What a later
-    /// term commits need not be what was acknowledged in this one.
+    /// Returns this promise, given that entries up to `commit` are known in `term` to be committed.
+    /// If `term` is a later one, nothing changes: the committed entries may be others than those
+    /// that were acknowledged.
     #[must_use]
     pub fn with_commit(self, term: u64, commit: u64) -> Self {
         if term > self.term {
@@ -51,7 +51,7 @@ impl Promise {
         Self { floor: self.floor.max(self.matched.min(commit)), ..self }
     }
 
-    /// Both.
+    /// Returns the combination of two promises of one member.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let (low, high) = if self.term < other.term { (self, other) } else { (other, self) };
@@ -66,19 +66,19 @@ impl Promise {
     }
 }
 
-/// What a member found on its own disk when its process began.
+/// State that a member found on its own disk when its process began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OnDisk {
-    /// The term.
+    /// Current term on the disk.
     pub term: u64,
-    /// Whom it voted for in it; 0 is nobody.
+    /// Member that received the vote in that term; 0 if none did.
     pub vote: u64,
-    /// The last entry's index.
+    /// Index of the last entry in the log.
     pub last: u64,
 }
 
 impl OnDisk {
-    /// Whether nothing of `promise` is forgotten.
+    /// Returns whether the disk has kept everything of `promise`.
     pub fn keeps(&self, promise: &Promise) -> bool {
         let in_term = self.term > promise.term
             || self.term == promise.term

@@ -1,4 +1,5 @@
-//! Each rule both ways; and histories of members that are well, told in any order.
+//! Tests of each rule, both kept and broken, and of random histories of a correct member, reported
+//! in any order.
 
 use proptest::prelude::*;
 
@@ -23,7 +24,7 @@ fn acknowledged(term: u64, matched: u64) -> Promise {
     Promise { term, matched, ..Promise::default() }
 }
 
-/// Tells `to` all that `from` knows.
+/// Merges everything that `from` knows into `to`.
 fn tell(from: &Witness, to: &mut Witness) {
     let teller = Appearance { incarnation: Incarnation([1; 16]), ..blank(1, 1) };
     let report = from.report(MemberId(0xa), &teller, Promise::default());
@@ -157,7 +158,7 @@ fn a_forgetful_process_that_somebody_let_in_does_not_put_out_the_member_elsewher
         assert!(!knows.is_found_out(B, 2), "boot {boot}");
         tell(&knows, &mut less);
         assert!(less.is_found_out(B, 3), "boot {boot}");
-        // What it did promise has to be kept all the same.
+        // Promises of the copy must be kept nevertheless.
         less.heard(B, Promise { term: 4, vote: 9, ..Promise::default() });
         tell(&less, &mut knows);
         assert_eq!(knows.admit(B, &shown(7, 4, disk(3, 0, 10))), Err(Objection::Amnesia));
@@ -165,7 +166,7 @@ fn a_forgetful_process_that_somebody_let_in_does_not_put_out_the_member_elsewher
     }
 }
 
-/// Who comes new knows nothing, and may let in whoever has the higher boot counter.
+/// A new member knows nothing, and may accept whichever process has the higher boot counter.
 #[test]
 fn a_member_is_taken_again_once_a_copy_of_it_is_found_out() {
     let member = shown(8, 1, disk(3, 0, 10));
@@ -193,7 +194,7 @@ fn a_member_is_taken_again_once_a_copy_of_it_is_found_out() {
     }
 }
 
-/// What a copy promised while somebody took it for the member was promised in the member's name.
+/// Promises of a copy that was accepted as the member were made in the member's name.
 #[test]
 fn a_member_that_lacks_what_a_copy_promised_is_not_taken_again() {
     let member = shown(8, 1, disk(3, 0, 10));
@@ -292,31 +293,31 @@ fn the_first_versions_memory_still_counts() {
     assert_eq!(witness.admit(B, &blank(5, 2)), Err(Objection::Boot));
 }
 
-/// What happens to a member that is well, and to those who watch it.
+/// An event of a correct member, or of the witnesses that watch it.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// It votes for somebody in a later term.
+    /// The member votes in a later term.
     Vote(u64),
-    /// Another leader's entries replace those that are not committed, and it acknowledges them.
+    /// Another leader's entries replace uncommitted ones, and the member acknowledges them.
     Follow {
         keep: u64,
         add: u64,
     },
-    /// All that it has is committed.
+    /// All entries of the member become committed.
     Commit,
-    /// It writes, and tells nobody.
+    /// The member writes entries without acknowledging them.
     Write(u64),
     Restart,
-    /// A witness hears the latest, or something old again.
+    /// A witness receives the latest promise, or an older one again.
     Hear {
         witness: usize,
         age: usize,
     },
-    /// A stream of an earlier hello, or of the process that runs now, comes to a witness.
+    /// A witness receives a stream of the running process.
     Stream(usize),
-    /// One witness tells another.
+    /// One witness sends another its report.
     Tell(usize, usize),
-    /// A witness crashes, and has what it last wrote.
+    /// A witness crashes, and recovers what it wrote last.
     Crash(usize),
     Flush(usize),
 }
@@ -337,15 +338,15 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A member on a disk that never forgets, and three that watch it.
+/// A member whose disk never forgets anything, and three witnesses.
 struct History {
     disk: OnDisk,
     commit: u64,
     boot: u64,
     began: OnDisk,
-    /// With the boot of who said it.
+    /// Promises that the member made, each with its boot.
     said: Vec<(u64, Promise)>,
-    /// The highest boot that each has let in, and would still know of after a crash.
+    /// Highest boot that each witness has accepted, and would still know after a crash.
     let_in: Vec<u64>,
     witnesses: Vec<Witness>,
     durable: Vec<String>,
@@ -383,7 +384,7 @@ impl History {
                 self.say(Promise { term: self.disk.term, vote: to, ..Promise::default() });
             }
             Step::Follow { keep, add } => {
-                // A leader of a later term: only then may the log become shorter.
+                // Only a leader of a later term may make the log shorter.
                 let last = (self.commit + keep).min(self.disk.last) + add;
                 self.disk = OnDisk { term: self.disk.term + 1, vote: 0, last };
                 self.say(acknowledged(self.disk.term, last));
@@ -397,7 +398,7 @@ impl History {
             Step::Hear { witness, age } => {
                 let Some(at) = self.said.len().checked_sub(age + 1) else { return Ok(()) };
                 let (boot, promise) = self.said[at];
-                // Nobody is heard who was not let in before.
+                // A promise is received only from a process that was accepted before.
                 if boot <= self.let_in[witness] {
                     self.witnesses[witness].heard(B, promise);
                 }
@@ -436,8 +437,8 @@ proptest! {
         }
     }
 
-    /// Whoever heard the latest promise refuses every earlier image that lacks it, whatever else it
-    /// was told, and however often the image is started.
+    /// A witness that received the latest promise refuses every earlier image that lacks it. It
+    /// does so whatever else it was told, and however often the image is started.
     #[test]
     fn an_image_is_refused_by_whoever_heard_what_came_after(
         first in proptest::collection::vec(steps(), 1..30),
