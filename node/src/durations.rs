@@ -35,7 +35,7 @@ const fn doubling<const N: usize>(first_micros: u64) -> [u64; N] {
     bounds
 }
 
-/// Histogram of durations.
+/// Histogram of durations with fixed bucket bounds.
 #[derive(Debug)]
 pub struct Durations {
     /// Upper bounds of the buckets, in microseconds.

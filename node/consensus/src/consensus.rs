@@ -668,7 +668,7 @@ impl Consensus {
     }
 }
 
-/// SplitMix64's output function.
+/// Returns `value` scrambled by the output function of SplitMix64.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

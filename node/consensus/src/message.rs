@@ -20,7 +20,7 @@ pub const MAX_ENTRIES_PER_MESSAGE: usize = 64 * 1024;
 /// State that Raft must keep across crashes (Raft paper, figure 2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {
-    /// Latest term seen.
+    /// Latest term that this member has seen.
     pub term: u64,
     /// Member that received this member's vote in `term`; 0 if none did.
     pub vote: u64,
@@ -99,9 +99,9 @@ pub enum MessageKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub kind: MessageKind,
-    /// Sender; never 0.
+    /// Member that sends the message; never 0.
     pub from: u64,
-    /// Receiver; never 0.
+    /// Member that receives the message; never 0.
     pub to: u64,
     /// Sender's term. It is 0 for proposals and read requests on their way to the leader.
     pub term: u64,

@@ -53,9 +53,9 @@ pub struct ReadState {
 pub struct Fetch {
     /// Number of the request. The caller passes it back with the entries.
     pub id: u64,
-    /// First index, inclusive.
+    /// Index of the first entry to read.
     pub low: u64,
-    /// Last index, exclusive.
+    /// Index after the last entry to read.
     pub high: u64,
     /// Bytes after which the caller may stop reading. It returns at least one entry in any case.
     pub max_bytes: u64,
@@ -128,7 +128,7 @@ pub struct Status {
     pub first: u64,
     /// Last index, durable or not.
     pub last: u64,
-    /// Last durable index.
+    /// Last index that is durable on this member.
     pub persisted: u64,
     /// Leaders only: index of an entry appended after every change of members that this leader has
     /// applied. A member that has this entry on disk also knows durably that those changes are

@@ -78,7 +78,7 @@ pub struct DriverOptions {
 /// execution: no field depends on another one.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// Messages to peers.
+    /// Messages to send to peers at once.
     pub send: Vec<Message>,
     /// `Snapshot` messages to peers, each to be sent with the body that was built last.
     pub send_snapshots: Vec<Message>,

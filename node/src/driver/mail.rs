@@ -100,13 +100,13 @@ pub enum Refused {
 /// Limits on waiting inputs. The defaults are the product's.
 #[derive(Clone, Copy, Debug)]
 pub struct MailBounds {
-    /// See [`MAX_QUEUED_PROPOSAL_BYTES`].
+    /// Maximum bytes of waiting proposals: see [`MAX_QUEUED_PROPOSAL_BYTES`].
     pub proposal_bytes: usize,
-    /// See [`MAX_QUEUED_PROPOSALS`].
+    /// Maximum number of waiting proposals: see [`MAX_QUEUED_PROPOSALS`].
     pub proposals: usize,
-    /// See [`MAX_QUEUED_MESSAGE_BYTES`].
+    /// Maximum bytes of waiting peer messages: see [`MAX_QUEUED_MESSAGE_BYTES`].
     pub message_bytes: usize,
-    /// See [`MAX_QUEUED_READS`].
+    /// Maximum number of waiting reads: see [`MAX_QUEUED_READS`].
     pub reads: usize,
 }
 

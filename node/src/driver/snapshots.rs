@@ -26,7 +26,7 @@ pub trait Bodies {
     fn create(&self, path: &Path) -> io::Result<Self::New>;
     /// Opens a body at its beginning.
     fn open(&self, path: &Path) -> io::Result<Self::Body>;
-    /// Removes a body.
+    /// Removes the body at `path`.
     fn remove(&self, path: &Path) -> io::Result<()>;
 }
 

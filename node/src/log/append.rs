@@ -1,4 +1,4 @@
-//! Batches become records, records become durable.
+//! Encoding of batches into records, and writing records durably.
 
 use std::mem;
 
@@ -12,7 +12,7 @@ use super::writer::RESERVED_BLOCKS;
 use super::{Batch, Log, LogError};
 
 impl Log {
-    /// Adds a batch to the record that is being filled, writing it first if it is full.
+    /// Adds a batch to the pending record, which is written first if it is full.
     pub(super) fn append(&mut self, batch: &Batch) -> Result<(), LogError> {
         let largest = self.largest_record() - HEADER - ITEM_OVERHEAD - ENTRY_OVERHEAD;
         if let Some(entry) = batch.entries.iter().find(|entry| entry.data.len() > largest) {
@@ -30,6 +30,8 @@ impl Log {
         if let Some(at) = batch.snapshot {
             self.push(Item::Snapshot(at));
         }
+        // The batch takes several records. The first one gets term and vote, but not yet the new
+        // commit index.
         if let Some(state) = batch.hard_state
             && self.used() + bytes > self.record_bytes()
         {
@@ -65,17 +67,17 @@ impl Log {
         Ok(())
     }
 
-    /// Bytes in the record that is being filled.
+    /// Returns the bytes in the pending record.
     pub(super) fn used(&self) -> usize {
         self.pending.buffer.len()
     }
 
-    /// What a new segment takes.
+    /// Returns the size of the largest record that a new segment can take.
     pub(super) fn largest_record(&self) -> usize {
         in_memory(self.options.segment_bytes - RESERVED_BLOCKS * BLOCK)
     }
 
-    /// Bytes after which a record is closed.
+    /// Returns the size at which a record is closed.
     pub(super) fn record_bytes(&self) -> usize {
         in_memory(self.options.max_record_bytes).min(self.largest_record())
     }
@@ -120,9 +122,11 @@ impl Log {
         if frees { self.drop_unneeded() } else { Ok(()) }
     }
 
-    /// One record, one write, one sync; an empty one seals.
+    /// Writes the pending record with one write and one sync. An empty record seals the previous
+    /// one.
     pub(super) fn write_record(&mut self) -> Result<(), LogError> {
         let room = frame::padded(self.used() - HEADER);
+        // Behind the record, one block must be left for the mark of a full segment.
         if self.offset + room + BLOCK > self.active.bytes {
             self.roll()?;
         }
@@ -163,13 +167,13 @@ impl Log {
         let (path, file) = (&self.active.path, &self.active.file);
         let mut synced = file.sync_data();
         if synced.is_err() && !self.options.guards.failed_sync_is_final() {
-            // Tests only: the classic mistake.
+            // Tests only: retries the sync, which is the classic mistake.
             synced = file.sync_data();
         }
         synced.map_err(LogError::io_at("sync", path, self.offset))
     }
 
-    /// Says that everything written so far was whole, unless the last record already does.
+    /// Seals the last record, unless it is itself an empty one.
     pub(super) fn seal(&mut self) -> Result<(), LogError> {
         if self.sealed { Ok(()) } else { self.write_record() }
     }

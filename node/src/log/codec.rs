@@ -1,18 +1,18 @@
-//! What records say: items, one after the other, each a tag and fixed fields.
+//! Content of records: a sequence of items, each a tag and fixed fields.
 //!
-//! Written by hand: the input may be anything that passed a 32-bit checksum, so that each length is
-//! checked against what is there before anything is allocated or added.
+//! The codec is written by hand, because the input may be anything that passed a 32-bit checksum.
+//! Each length is checked against the remaining bytes before anything is allocated or added.
 
 use bytes::Bytes;
 use node_consensus::{Entry, EntryKind, HardState, MAX_INDEX, Position};
 
 use super::Identity;
 
-/// The format of segments; others are refused.
+/// Version of the segment format. Segments of other versions are refused.
 pub(super) const VERSION: u8 = 2;
 /// Bytes that an entry takes besides its data.
 pub(super) const ENTRY_OVERHEAD: usize = 13;
-/// Bytes that any item takes besides entries.
+/// Maximum bytes that an item takes besides entries.
 pub(super) const ITEM_OVERHEAD: usize = 32;
 
 const BOOT: u8 = 1;
@@ -22,42 +22,43 @@ const BASE: u8 = 4;
 const SNAPSHOT: u8 = 5;
 const INSTALLING: u8 = 6;
 
-/// One thing that a record says.
+/// One item of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Item {
-    /// How often the log has been opened.
+    /// Number of times that the log has been opened.
     Boot(u64),
-    /// Replaces the last one.
+    /// Hard state, which replaces the previous one.
     HardState(HardState),
-    /// Replace everything from the first one's index on. Never empty, without gaps.
+    /// Entries, never empty and without gaps. They replace everything from the first one's index
+    /// on.
     Entries(Vec<Entry>),
     /// The log begins after this position.
     Base(Position),
-    /// The store is about to be replaced by a snapshot of this position.
+    /// A snapshot of this position is about to replace the store.
     Installing(Position),
-    /// The store was: this replaces the log.
+    /// A snapshot of this position has replaced the store, and so replaces the log.
     Snapshot(Position),
 }
 
-/// What a segment's first record says, besides repeating what earlier segments said.
+/// First record of a segment, including the items that it repeats from earlier segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Start {
     pub identity: Identity,
     pub segment: u64,
     pub segment_bytes: u64,
-    /// The last entry when the segment began.
+    /// Position of the last entry when the segment began.
     pub last: Position,
     pub repeated: Vec<Item>,
 }
 
-/// The bytes say nothing, or nothing that this build understands.
+/// Reason why bytes can't be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DecodeError {
-    /// They contradict themselves.
+    /// The bytes contradict themselves.
     Malformed(&'static str),
-    /// A tag or version of the future.
+    /// A tag or format version that this build doesn't know.
     Unknown(u8),
-    /// An entry of a kind of the future.
+    /// An entry of a kind that this build doesn't know.
     UnknownEntry { index: u64, kind: u8 },
 }
 
@@ -148,7 +149,7 @@ impl Input {
         Ok(u64::from_le_bytes(bytes.as_ref().try_into().expect("eight bytes")))
     }
 
-    /// A count of things that take at least `least` bytes each.
+    /// Reads a count of elements that take at least `least` bytes each.
     fn count(&mut self, least: usize) -> Result<usize, DecodeError> {
         let bytes = self.take(4)?;
         let count = u32::from_le_bytes(bytes.as_ref().try_into().expect("four bytes"));
@@ -159,7 +160,7 @@ impl Input {
         Ok(count)
     }
 
-    /// An index or term.
+    /// Reads an index or term.
     fn number(&mut self) -> Result<u64, DecodeError> {
         match self.word()? {
             number if number < MAX_INDEX => Ok(number),

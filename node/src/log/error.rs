@@ -1,158 +1,156 @@
-//! Why the log can't go on.
+//! Errors of the log.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Fatal to the process, all but [`LogError::NotThere`].
+/// Error of the log. All but [`LogError::NotThere`] are fatal to the process.
 #[derive(Debug, Error)]
 pub enum LogError {
-    /// The disk said no. Never to be tried again by this process.
+    /// A disk operation failed. This process must never retry it.
     #[error("can't {action} {} at offset {offset}", path.display())]
     Disk {
-        /// What was tried.
+        /// Operation that failed, as a verb for the message.
         action: &'static str,
-        /// On what.
+        /// File or directory of the operation.
         path: PathBuf,
-        /// Where in it.
+        /// Offset in the file.
         offset: u64,
-        /// What the disk said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Bytes that were durable are damaged or gone.
+    /// Bytes that were durable are damaged or missing.
     #[error("{} is corrupt at offset {offset}: {what}; replace this member from its peers", path.display())]
     Corrupt {
-        /// Which file.
         path: PathBuf,
-        /// Where in it.
+        /// Offset in the file.
         offset: u64,
-        /// What is wrong.
+        /// Kind of the damage.
         what: Damage,
     },
-    /// Made by a later version.
+    /// The file has the format of another version.
     #[error(
         "{} has format version {version}, this build reads version {known}: start this member with the muster-node that wrote it, or a later one",
         path.display()
     )]
     Version {
-        /// Which file.
         path: PathBuf,
-        /// What it says.
+        /// Format version of the file.
         version: u8,
-        /// What this build knows.
+        /// Format version that this build reads.
         known: u8,
     },
-    /// A record of a kind that this build doesn't know.
+    /// A record, or an item in it, is of a kind that this build doesn't know.
     #[error(
         "{} holds a record of kind {kind} at offset {offset}, which a later version wrote: start this member with that version, or a later one",
         path.display()
     )]
     Newer {
-        /// Which file.
         path: PathBuf,
-        /// Where in it.
+        /// Offset in the file.
         offset: u64,
-        /// The kind.
+        /// Unknown number of the kind.
         kind: u8,
     },
-    /// An entry of a kind that this build doesn't know; to skip it would be to differ from the others.
+    /// An entry is of a kind that this build doesn't know. Skipping it would make this member
+    /// differ from the others.
     #[error(
         "entry {index} in {} is of kind {kind}, which a later version wrote: start this member with that version, or a later one",
         path.display()
     )]
     NewerEntry {
-        /// Which file.
         path: PathBuf,
-        /// Its index.
+        /// Index of the entry.
         index: u64,
-        /// Its kind.
+        /// Unknown number of the kind.
         kind: u8,
     },
-    /// Another process holds it.
+    /// Another process has locked the log.
     #[error("{} is in use by another process", path.display())]
     InUse {
-        /// The log's directory.
+        /// Directory of the log.
         path: PathBuf,
     },
-    /// There is one already.
+    /// There is already a log.
     #[error("there is a log in {} already", path.display())]
     Exists {
-        /// The log's directory.
+        /// Directory of the log.
         path: PathBuf,
     },
-    /// An earlier write failed; this call did nothing.
+    /// An earlier write failed, so this call did nothing.
     #[error("the log has failed before and is not written any more")]
     Poisoned,
-    /// An entry larger than any bound on proposals allows.
+    /// An entry is larger than any limit on proposals allows.
     #[error("entry {index} of {bytes} bytes doesn't fit a segment")]
     EntryTooLarge {
-        /// Its index.
+        /// Index of the entry.
         index: u64,
-        /// Its size.
+        /// Size of the entry's data.
         bytes: usize,
     },
-    /// Entries that the log no longer has: a peer that needs them needs a snapshot.
+    /// The log no longer has these entries. A peer that needs them must be sent a snapshot.
     #[error("entries from {low} are not in the log")]
     NotThere {
-        /// First index asked for.
+        /// First index that was requested.
         low: u64,
     },
 }
 
-/// What is wrong with a file.
+/// Kind of damage to the log.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Damage {
-    /// A record doesn't match its checksum, or isn't one, and a later one proves that it was whole.
+    /// A record doesn't match its checksum or isn't a record, and a later one proves that it was
+    /// whole.
     #[error(
         "the record there is broken, and the one at offset {later} of segment {segment:x} proves that it was whole"
     )]
     Record {
-        /// The segment with the proof.
+        /// Number of the segment with that later record.
         segment: u64,
-        /// Where the proof stands.
+        /// Offset of that later record.
         later: u64,
     },
-    /// A valid record that doesn't continue the one before it.
+    /// A valid record doesn't continue the one before it.
     #[error("the record there doesn't follow the one before it")]
     Chain,
-    /// A segment that was named has no valid first record.
+    /// A named segment has no valid first record.
     #[error("the segment has no valid first record")]
     FirstRecord,
-    /// A segment of another log.
+    /// A segment belongs to another log.
     #[error("the segment belongs to another member or incarnation than the first one")]
     Foreign,
-    /// A segment is shorter or longer than it was made.
+    /// A segment is shorter or longer than it was when it was made.
     #[error("the file has {found} bytes instead of {expected}")]
     Length {
-        /// Its length.
+        /// Length of the file in bytes.
         found: u64,
-        /// What it was made with.
+        /// Length that the segment was made with.
         expected: u64,
     },
-    /// A segment that must be there isn't.
+    /// A segment is missing.
     #[error("the segment is missing")]
     Missing,
-    /// A valid record that says what can't be.
+    /// A valid record contradicts the rest of the log.
     #[error("the record contradicts the log: {0}")]
     Contradiction(&'static str),
-    /// A record that was valid when the log was opened isn't any more.
+    /// A record that was valid when the log was opened no longer is.
     #[error("the record there no longer matches its checksum")]
     Checksum,
-    /// Log and store don't fit each other.
+    /// Log and store contradict each other.
     #[error("{0}")]
     Store(&'static str),
 }
 
 impl LogError {
-    /// A restart finds the same. The error says what to do instead.
+    /// Returns whether a restart would find the same error. The error then says what to do instead.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Corrupt { .. }
             | Self::Version { .. }
             | Self::Newer { .. }
             | Self::NewerEntry { .. }
-            // Only at the start: the store needs entries that the log doesn't have.
+            // Occurs only at the start: the store needs entries that the log doesn't have.
             | Self::NotThere { .. } => true,
             Self::Disk { .. }
             | Self::InUse { .. }

@@ -1,4 +1,4 @@
-//! A record's bytes: a header, a payload, zeros up to the next block.
+//! Bytes of a record: a header, a payload, and zeros up to the next block.
 //!
 //! | at | bytes | what |
 //! |---|---|---|
@@ -14,27 +14,27 @@
 
 use super::Identity;
 
-/// Records begin on multiples of this; no sector belongs to two of them.
+/// Alignment of records in bytes, so that no sector belongs to two records.
 pub(super) const BLOCK: u64 = 4096;
-/// Bytes before the payload.
+/// Length of a record's header in bytes.
 pub(super) const HEADER: usize = 28;
 
 const MAGIC: [u8; 4] = *b"MLG1";
 const CHECKED: usize = 24;
 
-/// What a record is for.
+/// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// The first of a segment.
+    /// First record of a segment.
     Start = 1,
-    /// Items.
+    /// Group of items (hard state, entries and others).
     Group = 2,
-    /// The last of a segment: the next one exists.
+    /// Last record of a segment, which marks that the next one exists.
     Rolled = 3,
 }
 
-/// A header as found; not yet known to be true.
+/// A header as read, before its checksum is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub length: u32,
@@ -44,7 +44,7 @@ pub(super) struct Header {
     pub checksum: u32,
 }
 
-/// What the checksums of one segment begin with.
+/// Returns the initial value of all checksums of one segment.
 pub(super) fn seed(identity: &Identity, segment: u64) -> u32 {
     let mut crc = crc32c::crc32c(b"muster log");
     for part in [identity.cluster, identity.member, segment] {
@@ -53,13 +53,13 @@ pub(super) fn seed(identity: &Identity, segment: u64) -> u32 {
     crc32c::crc32c_append(crc, &identity.incarnation.to_be_bytes())
 }
 
-/// The room that a record of this payload takes.
+/// Returns the bytes that a record with this payload takes, with padding.
 pub(super) fn padded(payload: usize) -> u64 {
     ((HEADER + payload) as u64).next_multiple_of(BLOCK)
 }
 
-/// Turns a buffer, `HEADER` bytes of anything and then the payload, into a record. Returns its
-/// checksum.
+/// Turns a buffer into a record. The buffer consists of `HEADER` arbitrary bytes and the payload.
+/// Returns the record's checksum.
 pub(super) fn finish(
     buffer: &mut Vec<u8>,
     seed: u32,
@@ -81,7 +81,7 @@ pub(super) fn finish(
     checksum
 }
 
-/// A header, if these bytes look like one.
+/// Returns the header, if these bytes look like one.
 pub(super) fn parse(bytes: &[u8]) -> Option<Header> {
     let bytes = bytes.get(..HEADER)?;
     if bytes[..4] != MAGIC || bytes[21..CHECKED] != [0; 3] {
@@ -98,13 +98,14 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Header> {
     })
 }
 
-/// Whether header and payload (as much of `record` as the header says) match their checksum.
+/// Returns whether header and payload match their checksum. `record` must have as many bytes as the
+/// header says.
 pub(super) fn is_valid(header: &Header, seed: u32, record: &[u8]) -> bool {
     let Some(payload) = payload(header, record) else { return false };
     checksum(seed, &record[..CHECKED], payload) == header.checksum
 }
 
-/// The payload in a record's bytes, if they reach that far.
+/// Returns the payload in a record's bytes, or `None` if they are too short.
 pub(super) fn payload<'a>(header: &Header, record: &'a [u8]) -> Option<&'a [u8]> {
     let end = HEADER.checked_add(usize::try_from(header.length).ok()?)?;
     record.get(HEADER..end)

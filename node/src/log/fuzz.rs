@@ -1,10 +1,10 @@
-//! For `fuzz/`: the payload of a record.
+//! Fuzz targets (for `fuzz/`) for the payload of a record.
 
 use bytes::Bytes;
 
 use super::codec::{decode, decode_start, encode, encode_start};
 
-/// Whatever is understood is written again byte for byte.
+/// Checks that a payload which can be decoded is encoded again to identical bytes.
 pub fn record(bytes: &[u8]) {
     let payload = Bytes::copy_from_slice(bytes);
     if let Ok(items) = decode(&payload) {

@@ -1,5 +1,5 @@
-//! What the records say together: the one place that knows how they add up, for the writer and for
-//! recovery alike.
+//! Combined content of the log's records. Only this module knows how records add up, for both the
+//! writer and recovery.
 
 use std::collections::VecDeque;
 
@@ -7,24 +7,24 @@ use node_consensus::{Entry, HardState, Position, Terms};
 
 use super::codec::{Item, Start};
 
-/// Where a record stands.
+/// Location of a record in the log's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Location {
     pub segment: u64,
     pub offset: u64,
 }
 
-/// A run of entries that one item holds and no later one has replaced.
+/// A run of entries that one item holds and no later item has replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub first: u64,
     pub last: u64,
     pub location: Location,
-    /// Which item of the record.
+    /// Number of the item within its record.
     pub item: usize,
 }
 
-/// The sum of all records up to one.
+/// Combined content of all records up to some point.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     pub boot: u64,
@@ -32,15 +32,14 @@ pub(super) struct History {
     pub base: Position,
     pub installing: Option<Position>,
     terms: Terms,
-    /// The last entry as long as `terms` has none: the base, or what stood in segments that are
-    /// gone.
+    /// The last entry, if `terms` has none: either the base, or the last entry of removed segments.
     floor: Position,
-    /// Ascending, without gaps.
+    /// Pieces in ascending order, without gaps.
     pieces: VecDeque<Piece>,
 }
 
 impl History {
-    /// What the first segment that is left begins with.
+    /// Starts from the header of the oldest remaining segment.
     pub(super) fn begin(start: &Start) -> Self {
         let mut history = Self::default();
         for item in &start.repeated {
@@ -56,7 +55,7 @@ impl History {
         history
     }
 
-    /// What a new segment repeats.
+    /// Returns the items that the first record of a new segment repeats.
     pub(super) fn repeated(&self) -> Vec<Item> {
         let mut items =
             vec![Item::Boot(self.boot), Item::HardState(self.hard_state), Item::Base(self.base)];
@@ -76,7 +75,7 @@ impl History {
         if index == self.base.index { Some(self.base.term) } else { self.terms.get(index) }
     }
 
-    /// The piece that holds an entry.
+    /// Returns the piece that holds entry `index`.
     pub(super) fn piece(&self, index: u64) -> Option<Piece> {
         if index <= self.base.index {
             return None;
@@ -85,18 +84,19 @@ impl History {
         self.pieces.get(after).copied().filter(|piece| piece.first <= index)
     }
 
-    /// The oldest segment that still holds an entry after `index`.
+    /// Returns the oldest segment that still holds an entry after `index`.
     pub(super) fn oldest_segment(&self, index: u64) -> Option<u64> {
         let needed = self.pieces.iter().filter(|piece| piece.last > index);
         needed.map(|piece| piece.location.segment).min()
     }
 
-    /// Whether every entry after the base has its place.
+    /// Returns whether every entry after the base can be found.
     pub(super) fn is_whole(&self) -> bool {
         self.last().index <= self.base.index || self.piece(self.base.index + 1).is_some()
     }
 
-    /// Adds the `number`-th item of the record at `place`; refuses what can't be.
+    /// Adds the `number`-th item of the record at `location`. Returns an error if it contradicts
+    /// the log.
     pub(super) fn add(
         &mut self,
         item: &Item,
@@ -160,7 +160,8 @@ impl History {
         while self.pieces.front().is_some_and(|piece| piece.last <= base.index) {
             self.pieces.pop_front();
         }
-        // A floor from segments that are gone may lie above: what came since has replaced it.
+        // A floor from removed segments may lie above the base. Entries written since have replaced
+        // that part.
         if had_terms || base.index >= self.floor.index {
             self.floor = base;
         }

@@ -1,4 +1,4 @@
-//! Making a log, and opening one.
+//! Creating and opening a log.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -15,18 +15,19 @@ use super::writer::{Pending, RESERVED_BLOCKS};
 use super::{Identity, Log, LogError, LogOptions, Recovered};
 use crate::disk::{DirLock, SharedDisk};
 
-/// The directory's name beside the member's other files, and while it is being made.
+/// Name of the log's directory, beside the member's other files.
 const NAME: &str = "wal";
+/// Name of the log's directory while it is being created.
 const NAME_WHILE_MADE: &str = "wal.tmp";
 
 impl Log {
-    /// Whether `member_dir` holds a log.
+    /// Returns whether `member_dir` holds a log.
     pub fn exists(disk: &SharedDisk, member_dir: &Path) -> Result<bool, LogError> {
         let directory = member_dir.join(NAME);
         disk.exists(&directory).map_err(LogError::io("look for", &directory))
     }
 
-    /// Whose log `member_dir` holds, by its oldest segment.
+    /// Returns the identity of the log in `member_dir`, read from its oldest segment.
     pub fn whose(disk: &SharedDisk, member_dir: &Path) -> Result<Identity, LogError> {
         let directory = member_dir.join(NAME);
         let numbers = recover::numbers(disk, &directory)?;
@@ -34,8 +35,9 @@ impl Log {
         Ok(Segment::open(disk, &directory, first)?.2.identity)
     }
 
-    /// Makes an empty log in `member_dir`, which must exist. When this returns, the log is durable
-    /// and has its name; if the process dies earlier, [`exists`](Self::exists) says no.
+    /// Creates an empty log in `member_dir`, which must exist. When this returns, the log is
+    /// durable and has its name. If the process dies earlier, [`exists`](Self::exists) returns
+    /// false.
     pub fn create(
         disk: &SharedDisk,
         member_dir: &Path,
@@ -45,8 +47,8 @@ impl Log {
         Self::create_after(Position::default(), disk, member_dir, identity, options)
     }
 
-    /// As [`create`](Self::create), for a member that begins with a store in which everything up to
-    /// `base` is applied, durably.
+    /// Creates a log as [`create`](Self::create) does, for a member that starts with a store.
+    /// Everything up to `base` must be durably applied in that store.
     pub fn create_after(
         base: Position,
         disk: &SharedDisk,
@@ -83,8 +85,8 @@ impl Log {
         sync_dir(disk, member_dir)
     }
 
-    /// Opens the log in `member_dir`, holds it until dropped, cuts a torn end, counts the boot up,
-    /// and says what is there. All of that is durable.
+    /// Opens the log in `member_dir`, and locks it until it is dropped. A torn end is truncated,
+    /// and the boot counter is incremented. Everything in the result is durable.
     pub fn open(
         disk: &SharedDisk,
         member_dir: &Path,
@@ -93,12 +95,13 @@ impl Log {
         validate(options);
         let directory = member_dir.join(NAME);
         let held = lock(disk, &directory)?;
-        // What a process that was killed has renamed may not be durable yet.
+        // If an earlier process was killed, its renames may not be durable yet.
         sync_dir(disk, member_dir)?;
         sync_dir(disk, &directory)?;
         let found = recover::recover(disk, &directory, options)?;
-        // Recovery has read past the records as well, in folios as large as readahead makes them:
-        // written to, they would cost what zeros in large pieces do.
+        // Recovery has also read past the records, into page cache folios as large as readahead
+        // makes them. Writes to such folios would cost as much as writes to zeros written in large
+        // pieces.
         for segment in found.segments.values() {
             segment.file.reread().map_err(LogError::io("reread", &segment.path))?;
         }
@@ -122,8 +125,9 @@ impl Log {
         Ok((log, recovered))
     }
 
-    /// The log in `member_dir` as it is, and its torn end, if it has one: no boot is counted, nothing
-    /// is cut, and nothing may be written but on a disk that forgets it.
+    /// Opens the log in `member_dir` as it is. Also returns the offset of its torn end, if it has
+    /// one. No boot is counted, and nothing is truncated. Nothing may be written either, except on
+    /// a disk that discards it.
     pub fn look(disk: &SharedDisk, member_dir: &Path) -> Result<(Self, Option<u64>), LogError> {
         let (directory, options) = (member_dir.join(NAME), LogOptions::default());
         let held = lock(disk, &directory)?;
@@ -173,7 +177,7 @@ impl Log {
     }
 }
 
-/// What the first record of a log that begins after `base` says beside whose it is.
+/// Returns the items, besides the identity, of the first record of a log that begins after `base`.
 fn beginning(base: Position) -> Vec<Item> {
     if base == Position::default() {
         return Vec::new();

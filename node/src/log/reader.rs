@@ -1,4 +1,4 @@
-//! Old entries, read from disk while the writer goes on.
+//! Reading old entries from disk while the writer continues.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -11,20 +11,21 @@ use super::history::{History, Location, Piece};
 use super::segment::{Segment, record};
 use super::{Damage, LogError};
 
-/// What an entry costs besides its data, when entries are counted in bytes.
+/// Bytes that an entry counts besides its data, when entries are limited in bytes.
 const ENTRY_COST: u64 = 48;
 
-/// What writer and readers share: where the durable entries are. The writer changes it after each
-/// flush, in microseconds; nobody reads or writes a file while holding it.
+/// State shared by writer and readers: where the durable entries are. The writer changes it after
+/// each flush, within microseconds. No file is read or written under the lock.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// Off only in tests: then what recovery has believed is believed here as well.
+    /// Whether checksums are verified. False in tests only, and then recovery doesn't verify them
+    /// either.
     pub verify: bool,
     pub history: History,
     pub segments: BTreeMap<u64, Segment>,
 }
 
-/// Reads durable entries from disk, from any thread. Cheap to clone.
+/// Reader of durable entries from disk, usable on any thread. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Reader {
     shared: Arc<RwLock<Shared>>,
@@ -36,7 +37,8 @@ impl Reader {
     }
 
     pub(super) fn shared(&self) -> RwLockReadGuard<'_, Shared> {
-        // The writer panics only on a broken invariant, and then the process goes down.
+        // The lock may be poisoned: the writer panics only on a broken invariant, and then the
+        // process ends.
         self.shared.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -44,9 +46,9 @@ impl Reader {
         self.shared.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Entries from `low` up to, not including, `high`, as far as they are durable: as many as fit
-    /// `max_bytes`, and at least one if there are any. Costs reads of whole records: for slow
-    /// followers and for the start, not for the hot path.
+    /// Returns durable entries from `low` up to, not including, `high`: as many as fit `max_bytes`,
+    /// and at least one if there are any. Reads whole records, so it is meant for slow followers
+    /// and for the start, not for the hot path.
     pub fn entries(&self, low: u64, high: u64, max_bytes: u64) -> Result<Vec<Entry>, LogError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut bytes = 0;
@@ -57,7 +59,7 @@ impl Reader {
             if held.as_ref().is_none_or(|(location, _)| *location != piece.location) {
                 match read_record(&segment, piece.location.offset, verify) {
                     Ok(items) => held = Some((piece.location, items)),
-                    // The segment may have been recycled in between: then the entry is elsewhere.
+                    // If the segment has been recycled meanwhile, the entry is elsewhere now.
                     Err(_) if self.locate(next)?.map(|found| found.0) != Some(piece) => continue,
                     Err(error) => return Err(error),
                 }
@@ -73,7 +75,7 @@ impl Reader {
                     return Ok(entries);
                 }
                 next = entry.index + 1;
-                // A slice would keep the whole record in memory.
+                // A slice of the record would keep all of it in memory.
                 let data = Bytes::copy_from_slice(&entry.data);
                 entries.push(Entry { data, ..entry.clone() });
             }
@@ -81,22 +83,22 @@ impl Reader {
         Ok(entries)
     }
 
-    /// The term of an entry, or of the base.
+    /// Returns the term of entry `index`, or of the base.
     pub fn term(&self, index: u64) -> Option<u64> {
         self.shared().history.term(index)
     }
 
-    /// The position before the first entry.
+    /// Returns the position just before the first entry.
     pub fn base(&self) -> Position {
         self.shared().history.base
     }
 
-    /// The last durable entry, or the base.
+    /// Returns the position of the last durable entry, or the base if there is none.
     pub fn last(&self) -> Position {
         self.shared().history.last()
     }
 
-    /// Where an entry stands; none if it is not there yet.
+    /// Returns where an entry is stored, or `None` if it is not in the log yet.
     fn locate(&self, index: u64) -> Result<Option<(Piece, Segment, bool)>, LogError> {
         let shared = self.shared();
         if index <= shared.history.base.index {
@@ -123,7 +125,7 @@ fn read_record(segment: &Segment, offset: u64, verify: bool) -> Result<Vec<Item>
     }
 }
 
-/// The entries of a piece from `from` on.
+/// Returns the entries of a piece from index `from` on.
 fn entries_of<'a>(items: &'a [Item], piece: &Piece, from: u64) -> Option<&'a [Entry]> {
     let Some(Item::Entries(entries)) = items.get(piece.item) else { return None };
     let first = entries.first()?.index;

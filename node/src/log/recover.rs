@@ -1,4 +1,5 @@
-//! Reading a log from its first segment to its end, and deciding what kind of end that is.
+//! Reading a log from its first segment to its end, and deciding whether that end is clean, torn or
+//! damaged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,21 +11,21 @@ use super::segment::{self, Record, Segment, number_in, segment_path};
 use super::{Damage, Identity, LogError, LogOptions};
 use crate::disk::SharedDisk;
 
-/// A log as found, and where it goes on.
+/// A recovered log, with the place at which it continues.
 #[derive(Debug)]
 pub(super) struct Found {
     pub identity: Identity,
     pub history: History,
     pub segments: BTreeMap<u64, Segment>,
-    /// In the last segment.
+    /// Offset of the end in the last segment.
     pub end: u64,
     pub sequence: u64,
     pub previous: u32,
-    /// Something stands at the end that was never acknowledged.
+    /// Whether there is an unacknowledged record at the end.
     pub torn: bool,
 }
 
-/// The numbers of all segments, without gaps.
+/// Returns the numbers of all segments, which must have no gaps.
 pub(super) fn numbers(disk: &SharedDisk, directory: &Path) -> Result<BTreeSet<u64>, LogError> {
     let names = disk.list(directory).map_err(LogError::io("list", directory))?;
     let numbers: BTreeSet<_> = names.iter().filter_map(|name| number_in(name, "wal")).collect();
@@ -38,7 +39,7 @@ pub(super) fn numbers(disk: &SharedDisk, directory: &Path) -> Result<BTreeSet<u6
     }
 }
 
-/// Reads everything.
+/// Reads all segments, and finds the end of the log.
 pub(super) fn recover(
     disk: &SharedDisk,
     directory: &Path,
@@ -78,23 +79,23 @@ pub(super) fn recover(
     Ok(Found { identity, history, segments, end, sequence, previous, torn })
 }
 
-/// Why a segment's records come to an end.
+/// Reason why a segment's records come to an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// A valid record says that the next segment goes on.
+    /// A valid record marks that the next segment continues the log.
     Rolled,
-    /// Nothing valid stands there.
+    /// There is no valid record at that place.
     Open,
 }
 
 struct Walk<'a> {
     options: &'a LogOptions,
     history: History,
-    /// Of the next record.
+    /// Sequence number of the next record.
     sequence: u64,
-    /// Checksum of the last one.
+    /// Checksum of the last record.
     previous: u32,
-    /// Where the next one is expected in the current segment.
+    /// Offset at which the next record is expected in the current segment.
     offset: u64,
     torn: bool,
 }
@@ -132,7 +133,7 @@ impl Walk<'_> {
         if self.options.guards.verify_tail() {
             return segment.read(self.offset, segment.bytes);
         }
-        // Tests only: whatever claims to be the next record is believed.
+        // Tests only: anything that claims to be the next record is accepted.
         let found = segment.read_unchecked(self.offset, segment.bytes)?;
         Ok(found.map(|(header, bytes)| segment::record(header, bytes)).filter(|record| {
             record.header.sequence == self.sequence
@@ -141,7 +142,7 @@ impl Walk<'_> {
         }))
     }
 
-    /// Goes over to the next segment, whose beginning proves what came before it.
+    /// Continues with the next segment, whose first record proves what came before it.
     fn cross(
         &mut self,
         from: &Segment,
@@ -168,7 +169,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The end of the log: a clean or a torn one, or proof of damage.
+    /// Reads the last segment, and decides whether its end is clean or torn. Damage is an error.
     fn last_segment(&mut self, segment: &Segment, directory: &Path) -> Result<(), LogError> {
         if self.segment(segment)? == End::Rolled {
             let path = segment_path(directory, segment.number + 1);

@@ -1,4 +1,5 @@
-//! Segments come and go: zeros ahead, spares, the next one, the oldest ones.
+//! Life of segments: zeros ahead of records, spares, the next segment, and recycling of the oldest
+//! ones.
 
 use std::path::Path;
 
@@ -10,12 +11,12 @@ use super::segment::{
 use super::{Log, LogError};
 use crate::disk::{Open, SharedDisk};
 
-/// Zeros are written in pieces of this. The page cache may keep what one write brought as one folio,
-/// and then each later sync of one block in it walks, and books, all of it.
+/// Size of the writes in which zeros are written. The page cache may keep the data of one write as
+/// one folio. Then each later sync of one block in it processes, and accounts for, the whole folio.
 const PIECE: u64 = 4 * BLOCK;
 
 impl Log {
-    /// Writes the next step of zeros, not synced yet.
+    /// Writes the next step of zeros, without a sync.
     pub(super) fn fill(&mut self, from: u64) -> Result<(), LogError> {
         let to = (from + self.options.fill_bytes).min(self.active.bytes);
         let (path, file) = (&self.active.path, &self.active.file);
@@ -30,7 +31,7 @@ impl Log {
         Ok(())
     }
 
-    /// Goes over to a new segment.
+    /// Switches to a new segment.
     pub(super) fn roll(&mut self) -> Result<(), LogError> {
         let spare = match self.spares.pop() {
             Some(spare) => spare,
@@ -61,7 +62,7 @@ impl Log {
         Ok(())
     }
 
-    /// Says in the old segment that the next one exists, so that its loss is noticed.
+    /// Marks in the old segment that the next one exists, so that its loss would be noticed.
     pub(super) fn mark_rolled(&self) -> Result<(), LogError> {
         let (path, file) = (&self.active.path, &self.active.file);
         let mut mark = vec![0; HEADER];
@@ -76,14 +77,14 @@ impl Log {
         match make_file(&self.disk, &path, self.options.segment_bytes) {
             Ok(file) => Ok(Spare { path, file, filled: 0 }),
             Err(error) => {
-                // What there is of it takes space that others need.
+                // A partial spare would take up space that others need.
                 let _ = self.disk.remove(&path);
                 Err(error)
             }
         }
     }
 
-    /// Takes over what earlier runs have kept ready.
+    /// Finds the spares that earlier runs have kept ready.
     pub(super) fn find_spares(&mut self) -> Result<(), LogError> {
         let list = LogError::io("list", &self.directory);
         for name in self.disk.list(&self.directory).map_err(list)? {
@@ -95,7 +96,8 @@ impl Log {
             let len = file.len().map_err(LogError::io("measure", &path))?;
             if len == self.options.segment_bytes && self.spares.len() < self.options.spare_segments
             {
-                // Its length may not be durable yet, as whoever made it may have been killed.
+                // The spare's length may not be durable yet, if the process that made it was
+                // killed.
                 file.sync_data().map_err(LogError::io("sync", &path))?;
                 self.spares.push(Spare { path, file: file.into(), filled: 0 });
             } else {
@@ -105,8 +107,8 @@ impl Log {
         Ok(())
     }
 
-    /// Recycles the segments before the oldest one that still holds an entry, oldest first, each
-    /// durably before the next: whatever a crash leaves has no gaps.
+    /// Recycles the segments before the oldest one that still holds an entry. They are recycled
+    /// oldest first, each durably before the next, so that a crash leaves no gaps.
     pub(super) fn drop_unneeded(&mut self) -> Result<(), LogError> {
         let oldest = self.reader.shared().history.oldest_segment(0);
         let keep = oldest.unwrap_or(self.active.number);
@@ -124,7 +126,8 @@ impl Log {
                 let renamed = self.disk.rename(&segment.path, &path);
                 renamed.map_err(LogError::io("rename", &segment.path))?;
                 sync_dir(&self.disk, &self.directory)?;
-                // No byte of it may change while a crash could bring its old name back.
+                // The spare's bytes must not change before the rename is durable: a crash could
+                // bring its old name back.
                 self.spares.push(Spare { path, file: segment.file, filled: segment.bytes });
             } else {
                 let removed = self.disk.remove(&segment.path);

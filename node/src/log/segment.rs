@@ -1,4 +1,4 @@
-//! Segment files: their names, their making, and records read from them.
+//! Segment files: their names, their creation, and reading records from them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,6 @@ use super::frame::{self, BLOCK, HEADER, Header, Kind};
 use super::{Damage, LogError};
 use crate::disk::{DiskFile, Open, SharedDisk, read_padded};
 
-/// An open segment.
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
     pub number: u64,
@@ -21,12 +20,12 @@ pub(super) struct Segment {
     pub seed: u32,
 }
 
-/// A file that waits to become a segment.
+/// A preallocated file that will become a segment.
 #[derive(Debug)]
 pub(super) struct Spare {
     pub path: PathBuf,
     pub file: Arc<dyn DiskFile>,
-    /// Blocks below this have been written before, so that a sync finds them allocated.
+    /// Offset below which all blocks have been written before, so that a sync finds them allocated.
     pub filled: u64,
 }
 
@@ -51,14 +50,14 @@ pub(super) fn spare_path(directory: &Path, number: u64) -> PathBuf {
     directory.join(format!("{number:016x}.spare"))
 }
 
-/// The number in a segment's or spare's name; `extension` tells which.
+/// Returns the number in the name of a segment or spare, which have different extensions.
 pub(super) fn number_in(name: &str, extension: &str) -> Option<u64> {
     let number = name.strip_suffix(extension)?.strip_suffix('.')?;
     let plain = number.len() == 16 && number.bytes().all(|byte| byte.is_ascii_hexdigit());
     if plain { u64::from_str_radix(number, 16).ok() } else { None }
 }
 
-/// Makes a file of a segment's size, with its space, durably but for its name.
+/// Creates a file of a segment's size with its space allocated. All but its name is durable.
 pub(super) fn make_file(
     disk: &SharedDisk,
     path: &Path,
@@ -71,7 +70,7 @@ pub(super) fn make_file(
     Ok(file)
 }
 
-/// A segment's first record, ready to be written, and its checksum.
+/// Returns a segment's first record, ready to be written, and its checksum.
 pub(super) fn encode_start(start: &Start, sequence: u64, previous: u32) -> (Vec<u8>, u32) {
     let mut buffer = vec![0; HEADER];
     codec::encode_start(&mut buffer, start);
@@ -81,7 +80,7 @@ pub(super) fn encode_start(start: &Start, sequence: u64, previous: u32) -> (Vec<
 }
 
 impl Segment {
-    /// Opens a segment and reads what its first record says.
+    /// Opens a segment and reads its first record.
     pub(super) fn open(
         disk: &SharedDisk,
         directory: &Path,
@@ -93,7 +92,7 @@ impl Segment {
         file.reread().map_err(LogError::io("reread", &path))?;
         let len = file.len().map_err(LogError::io("measure", &path))?;
         let broken = || LogError::damaged(&path, 0, Damage::FirstRecord);
-        // Whose it is stands in the record itself, and is a part of its checksum.
+        // The owner's identity is read from the record itself, and is a part of its checksum.
         let claimed = claimed_start(file.as_ref(), len).map_err(LogError::io("read", &path))?;
         let claimed = match claimed.ok_or_else(broken)? {
             Ok(claimed) => claimed,
@@ -114,13 +113,13 @@ impl Segment {
         Ok((segment, record, claimed))
     }
 
-    /// The record at `offset`, if there is a valid one that ends before `end`.
+    /// Returns the record at `offset`, if there is a valid one that ends before `end`.
     pub(super) fn read(&self, offset: u64, end: u64) -> Result<Option<Record>, LogError> {
         let Some((header, bytes)) = self.read_unchecked(offset, end)? else { return Ok(None) };
         Ok(frame::is_valid(&header, self.seed, &bytes).then(|| record(header, bytes)))
     }
 
-    /// The same, whether its checksum is right or not.
+    /// Returns header and bytes of the record at `offset`, without checking its checksum.
     pub(super) fn read_unchecked(
         &self,
         offset: u64,
@@ -130,13 +129,13 @@ impl Segment {
             .map_err(LogError::io_at("read", &self.path, offset))
     }
 
-    /// What a record says, item by item.
+    /// Decodes the items of a record.
     pub(super) fn items(&self, offset: u64, record: &Record) -> Result<Vec<codec::Item>, LogError> {
         codec::decode(&record.payload).map_err(|error| undecodable(&self.path, offset, error))
     }
 
-    /// Where a valid record stands at or after `from` whose sequence number is `sequence` or
-    /// higher.
+    /// Returns the offset of a valid record at or after `from` whose sequence number is at least
+    /// `sequence`, if there is one.
     pub(super) fn find_later(&self, from: u64, sequence: u64) -> Result<Option<u64>, LogError> {
         const WINDOW: u64 = 256 * BLOCK;
         let mut window = Vec::new();
@@ -160,8 +159,8 @@ impl Segment {
         Ok(None)
     }
 
-    /// Where, at or after `from`, something may have been written: space that was only promised is
-    /// most of a young segment, and takes long to read.
+    /// Returns the first offset at or after `from` that may have been written. Most of a young
+    /// segment is allocated but never written, and would take long to read.
     fn next_written(&self, from: u64) -> Result<Option<u64>, LogError> {
         if from >= self.bytes {
             return Ok(None);
@@ -189,13 +188,13 @@ pub(super) fn record(header: Header, bytes: Bytes) -> Record {
     Record { header, payload }
 }
 
-/// A number of bytes that are about to be in memory.
+/// Converts the size of something that fits into memory.
 pub(super) fn in_memory(bytes: u64) -> usize {
     usize::try_from(bytes).expect("segments are far smaller than memory can address")
 }
 
-/// What a first record says, before its checksum is known to be right; or its version, if that is
-/// another one.
+/// Reads the content of a segment's first record before its checksum is verified. Returns the
+/// version instead, if it is another one than this build's.
 fn claimed_start(file: &dyn DiskFile, len: u64) -> io::Result<Option<Result<Start, u8>>> {
     let Some((header, bytes)) = read_raw(file, 0, len)? else { return Ok(None) };
     let payload = record(header, bytes).payload;
@@ -206,7 +205,7 @@ fn claimed_start(file: &dyn DiskFile, len: u64) -> io::Result<Option<Result<Star
     })
 }
 
-/// Header and payload of what looks like a record.
+/// Reads header and payload of bytes that look like a record.
 fn read_raw(file: &dyn DiskFile, offset: u64, end: u64) -> io::Result<Option<(Header, Bytes)>> {
     if end.saturating_sub(offset) < BLOCK {
         return Ok(None);

@@ -1,22 +1,23 @@
-//! Log and store: whether they fit, and a snapshot's installation that a crash has cut short.
+//! Consistency of log and store, and the completion of a snapshot's install that a crash
+//! interrupted.
 
 use node_consensus::{HardState, Position};
 
 use super::{Batch, Damage, Log, LogError};
 
-/// What a store must be to fit the log: see [`Log::check_store`].
+/// Relation of a store to the log: see [`Log::check_store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// It does.
+    /// The store fits the log.
     Fits,
-    /// The store holds the snapshot that was being installed.
+    /// The store already holds the snapshot that was being installed.
     Installed,
 }
 
 impl Log {
-    /// Compares the store's durable position with the log. A store ahead of the log, or beside it,
-    /// means that one of them lost data: refused, unless it is the snapshot that was being
-    /// installed.
+    /// Compares the store's durable position with the log. A store that is ahead of the log, or
+    /// contradicts it, means that one of them lost data. This is an error, unless the store holds
+    /// the snapshot that was being installed.
     pub fn check_store(&self, durable: Position) -> Result<Fit, LogError> {
         let refused = |what| {
             let (path, offset) = self.end();
@@ -34,8 +35,8 @@ impl Log {
         }
     }
 
-    /// The store holds a snapshot of `at`, which was being installed when the process died; the
-    /// log catches up with it.
+    /// Completes an install in the log: the store holds a snapshot of `at`, but the process died
+    /// before the log recorded that.
     pub fn finish_install(&mut self, at: Position) -> Result<(), LogError> {
         let mut state = self.hard_state();
         if at.term > state.term {
@@ -48,7 +49,8 @@ impl Log {
         self.write(&[batch])
     }
 
-    /// As last persisted, and never behind what the store has applied.
+    /// Returns the hard state as last persisted, with a commit index not behind what the store has
+    /// applied.
     pub fn hard_state_with(&self, applied: Position) -> HardState {
         let mut state = self.hard_state();
         state.commit = state.commit.max(applied.index).min(self.last().index);

@@ -1,22 +1,20 @@
-//! What goes into the log and comes out of it.
+//! Input and output types of the log.
 
 use std::path::PathBuf;
 
 use node_consensus::{Entry, Guards, HardState, Position, Terms};
 
-/// Whose log it is; fixed when it is made, and a part of every checksum.
+/// Owner of a log. It is fixed when the log is created, and is a part of every checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// Raft cluster id.
     pub cluster: u64,
-    /// Raft member id.
     pub member: u64,
-    /// Random; one life of one data directory.
+    /// Random number that identifies one life of one data directory.
     pub incarnation: u128,
 }
 
 impl Identity {
-    /// A short text for messages.
+    /// Returns a short text for messages.
     pub fn brief(&self) -> String {
         format!(
             "cluster {:016x}, member {:016x}, incarnation {:032x}",
@@ -28,17 +26,18 @@ impl Identity {
 /// Sizes of the log's files.
 #[derive(Clone, Debug)]
 pub struct LogOptions {
-    /// One segment; a multiple of 4 KiB, at least 32 KiB. An entry has to fit in, with 16 KiB to
-    /// spare.
+    /// Size of one segment in bytes: a multiple of 4 KiB, at least 32 KiB. The largest entry must
+    /// fit, with 16 KiB to spare.
     pub segment_bytes: u64,
-    /// Segments kept ready, so that a full disk is noticed before the log needs the space.
+    /// Number of segments kept ready, so that a full disk is noticed before the log needs the
+    /// space.
     pub spare_segments: usize,
-    /// Zeros are written in steps of this.
+    /// Number of zero bytes that are written ahead in one step.
     pub fill_bytes: u64,
-    /// Bytes after which a record is closed, if a segment takes that much. An entry larger than
-    /// this gets a record of its own.
+    /// Size at which a record is closed, if the segment is large enough. A larger entry gets a
+    /// record of its own.
     pub max_record_bytes: u64,
-    /// Always [`Guards::ALL`] outside tests.
+    /// Safety rules in force: always [`Guards::ALL`] outside tests.
     pub guards: Guards,
 }
 
@@ -54,42 +53,43 @@ impl Default for LogOptions {
     }
 }
 
-/// What one round of consensus wants durable, all of it together. Where entries need several
-/// records, the term and vote come with the first one and the commit index never runs ahead of
-/// them.
+/// State that one round of consensus needs durable, all of it together. If the entries need several
+/// records, term and vote are written with the first one. The commit index never runs ahead of the
+/// entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// The latest, if it changed.
+    /// Latest hard state, if it changed.
     pub hard_state: Option<HardState>,
-    /// The store is about to be replaced by a snapshot of this position.
+    /// Position of a snapshot that is about to replace the store.
     pub installing: Option<Position>,
-    /// The store holds a snapshot of this position; no entry before or at it is needed.
+    /// Position of a snapshot that the store now holds. Entries up to this position are no longer
+    /// needed.
     pub snapshot: Option<Position>,
-    /// Contiguous; they replace what the log holds from the first one's index on.
+    /// Contiguous entries. They replace everything in the log from the first one's index on.
     pub entries: Vec<Entry>,
 }
 
-/// What the log holds when it is opened. All of it is durable.
+/// Content of the log when it was opened. All of it is durable.
 #[derive(Clone, Debug, Default)]
 pub struct Recovered {
-    /// Whose it is.
+    /// Owner of the log.
     pub identity: Identity,
-    /// How often it has been opened, this time included.
+    /// Number of times that the log has been opened, including this one.
     pub boot: u64,
-    /// As last persisted.
+    /// Hard state as it was last persisted.
     pub hard_state: HardState,
-    /// The position before the first entry.
+    /// Position just before the first entry.
     pub base: Position,
-    /// Terms of the entries after `base`.
+    /// Terms of all entries after `base`.
     pub terms: Terms,
-    /// A snapshot was being installed.
+    /// Position of a snapshot whose install was not finished.
     pub installing: Option<Position>,
-    /// A torn end was cut: file and offset.
+    /// File and offset at which a torn end was truncated.
     pub cut: Option<(PathBuf, u64)>,
 }
 
 impl Recovered {
-    /// The last entry, or the base.
+    /// Returns the position of the last entry, or the base if there is none.
     pub fn last(&self) -> Position {
         self.terms.last().unwrap_or(self.base)
     }

@@ -1,4 +1,4 @@
-//! The log's owner's calls. What they do is in `open`, `append`, `rotate` and `recover`.
+//! Operations of the log's owner. They are implemented in `open`, `append`, `rotate` and `recover`.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -13,14 +13,14 @@ use super::segment::{Segment, Spare};
 use super::{Batch, Identity, LogError, LogOptions};
 use crate::disk::{DirLock, SharedDisk};
 
-/// How many steps of zeros are kept ahead of the records.
+/// Number of steps of zeros that are kept ahead of the records.
 const FILL_STEPS: u64 = 8;
 
-/// Room in a segment that entries never have: its first record (two blocks at most), its last one,
-/// and the header of the one that they stand in.
+/// Blocks of a segment that are never available to entries. They are for the segment's first record
+/// (two blocks at most), its last one, and the header of the record that holds the entries.
 pub(super) const RESERVED_BLOCKS: u64 = 4;
 
-/// The log, open for writing. One owner.
+/// The log, open for writing. It has one owner.
 pub struct Log {
     pub(super) disk: SharedDisk,
     pub(super) directory: PathBuf,
@@ -28,23 +28,23 @@ pub struct Log {
     pub(super) options: LogOptions,
     pub(super) _lock: DirLock,
     pub(super) reader: Reader,
-    /// The segment that is being written, also in `reader`.
+    /// Segment that is being written; it is also in `reader`.
     pub(super) active: Segment,
-    /// Where the next record goes.
+    /// Offset of the next record.
     pub(super) offset: u64,
-    /// Blocks below this have been written before.
+    /// Offset below which all blocks have been written before.
     pub(super) filled: u64,
-    /// Of the next record.
+    /// Sequence number of the next record.
     pub(super) sequence: u64,
-    /// Checksum of the last one.
+    /// Checksum of the last record.
     pub(super) previous: u32,
     pub(super) spares: Vec<Spare>,
     pub(super) next_spare: u64,
     pub(super) pending: Pending,
-    /// The last record is an empty one.
+    /// Whether the last record is an empty one.
     pub(super) sealed: bool,
     pub(super) poisoned: bool,
-    /// The last attempt to make a spare found the disk full.
+    /// Whether the last attempt to make a spare found the disk full.
     pub(super) disk_full: bool,
     pub(super) short_of_space: bool,
     pub(super) written_bytes: u64,
@@ -64,7 +64,7 @@ impl fmt::Debug for Log {
 pub(super) struct Pending {
     pub(super) buffer: Vec<u8>,
     pub(super) items: Vec<Item>,
-    /// The log's end once it is written.
+    /// Last entry of the log once this record is written.
     pub(super) last: Position,
     pub(super) base: u64,
     pub(super) hard_state: HardState,
@@ -72,8 +72,8 @@ pub(super) struct Pending {
 
 impl Log {
     /// Makes all batches durable, in order, with one write and one sync (more only if they exceed
-    /// one record). Batches that say nothing seal what was written before. After an error nothing
-    /// is written any more.
+    /// one record). Empty batches seal what was written before. After an error nothing is written
+    /// any more.
     ///
     /// # Panics
     ///
@@ -90,8 +90,8 @@ impl Log {
     }
 
     /// Forgets entries up to `through`, durably, if that frees a segment; otherwise it isn't worth
-    /// a sync. Returns the base. `through` must be durable in the store; whatever lies outside the
-    /// log changes nothing.
+    /// a sync. Returns the base. `through` must be durable in the store. An index outside the log
+    /// changes nothing.
     pub fn compact(&mut self, through: u64) -> Result<Position, LogError> {
         self.guarded(|log| {
             let frees = |log: &Self| {
@@ -111,9 +111,9 @@ impl Log {
         })
     }
 
-    /// One step of work ahead of need: zeros in the current segment, then spares (once the current
-    /// segment is no longer almost empty), then a seal. Whether there is more to do. To be called
-    /// when nothing else waits. A full disk is no failure here, but see
+    /// Does one step of work ahead of need: zeros in the current segment, then spares (once the
+    /// current segment is no longer almost empty), then a seal. Returns whether there is more to
+    /// do. The caller does this when no other work waits. A full disk is no error here, but see
     /// [`is_short_of_space`](Self::is_short_of_space).
     pub fn prepare(&mut self) -> Result<bool, LogError> {
         self.guarded(|log| {
@@ -132,8 +132,9 @@ impl Log {
         })
     }
 
-    /// Makes a spare under load, when there never is time to [`prepare`](Self::prepare): before
-    /// the current segment is full, so that a full disk is noticed while there still is room.
+    /// Makes a spare under load, when there is never time to [`prepare`](Self::prepare). It does so
+    /// before the current segment is full, so that a full disk is noticed while there is still
+    /// room.
     pub fn keep_spare(&mut self) -> Result<(), LogError> {
         self.guarded(|log| {
             let late = log.offset > log.active.bytes / 2 && log.spares.is_empty();
@@ -149,7 +150,7 @@ impl Log {
         !early && self.spares.len() < self.options.spare_segments
     }
 
-    /// False if the disk is full, which is no failure here.
+    /// Tries to make a spare. Returns false if the disk is full, which is no error here.
     fn try_spare(&mut self) -> Result<bool, LogError> {
         match self.make_spare() {
             Ok(spare) => {
@@ -165,81 +166,83 @@ impl Log {
         }
     }
 
-    /// Whether it is time to refuse what makes the data grow: the last attempt to make a spare
-    /// found the disk full, or less is free on it than one segment takes (store and snapshots need
-    /// some as well). The log itself still has room for [`bytes_left`](Self::bytes_left). Once
-    /// short, it takes half a segment more to be so no longer.
+    /// Returns whether requests that make the data grow should be refused. That is so if the last
+    /// attempt to make a spare found the disk full, or if less is free than one segment takes.
+    /// (Store and snapshots need some space as well.) The log itself still has room for
+    /// [`bytes_left`](Self::bytes_left). Once short, half a segment more must be free before this
+    /// returns false again.
     pub fn is_short_of_space(&mut self) -> bool {
         let segment = self.options.segment_bytes;
         let least = if self.short_of_space { segment + segment / 2 } else { segment };
-        // A file system that doesn't say has to show it by refusing.
+        // If a file system doesn't report its free space, only a failed write shows that it is
+        // full.
         let free = self.disk.free_bytes(&self.directory).unwrap_or(u64::MAX);
         self.short_of_space = self.disk_full || free < least;
         self.short_of_space
     }
 
-    /// Bytes that can be written before another segment has to be made.
+    /// Returns how many bytes can be written before another segment must be created.
     pub fn bytes_left(&self) -> u64 {
         let spare = self.options.segment_bytes - RESERVED_BLOCKS * BLOCK;
         self.active.bytes.saturating_sub(self.offset + BLOCK) + spare * self.spares.len() as u64
     }
 
-    /// Entries from `low` up to but not including `high`; see [`Reader::entries`].
+    /// Returns entries from `low` up to but not including `high`; see [`Reader::entries`].
     pub fn read(&self, low: u64, high: u64, max_bytes: u64) -> Result<Vec<Entry>, LogError> {
         self.reader.entries(low, high, max_bytes)
     }
 
-    /// A reader of what is durable, for another thread.
+    /// Returns a reader of durable entries, for another thread.
     pub fn reader(&self) -> Reader {
         self.reader.clone()
     }
 
-    /// The position before the first entry.
+    /// Returns the position just before the first entry.
     pub fn base(&self) -> Position {
         self.reader.base()
     }
 
-    /// The last entry, or the base.
+    /// Returns the position of the last entry, or the base if there is none.
     pub fn last(&self) -> Position {
         self.reader.last()
     }
 
-    /// Terms of the entries after [`Log::base`].
+    /// Returns the terms of all entries after [`Log::base`].
     pub fn terms(&self) -> Terms {
         self.reader.shared().history.terms().clone()
     }
 
-    /// As last persisted.
+    /// Returns the hard state as last persisted.
     pub fn hard_state(&self) -> HardState {
         self.reader.shared().history.hard_state
     }
 
-    /// The snapshot that is being installed.
+    /// Returns the position of the snapshot that is being installed, if any.
     pub fn installing(&self) -> Option<Position> {
         self.reader.shared().history.installing
     }
 
-    /// Whose it is.
+    /// Returns the owner of the log.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Bytes of records written since it was opened, padding included.
+    /// Returns the bytes of records written since the log was opened, padding included.
     pub fn written_bytes(&self) -> u64 {
         self.written_bytes
     }
 
-    /// Files in use, spares not counted.
+    /// Returns the number of segments in use, without spares.
     pub fn segments(&self) -> usize {
         self.reader.shared().segments.len()
     }
 
-    /// The disk it lies on.
+    /// Returns the disk on which the log lies.
     pub fn disk(&self) -> &SharedDisk {
         &self.disk
     }
 
-    /// The file being written, and where in it.
+    /// Returns the file that is being written, and the offset of the next record.
     pub(super) fn end(&self) -> (&Path, u64) {
         (&self.active.path, self.offset)
     }

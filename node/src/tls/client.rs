@@ -10,16 +10,16 @@ use super::{
     purpose::Purpose,
 };
 
-/// What a command is told to trust and to show.
+/// TLS files of a command that connects to a member.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientFiles {
-    /// The member's CA.
+    /// CA that issued the member's certificate.
     pub ca: PathBuf,
-    /// A certificate and its key.
+    /// Client certificate and its private key, if the member requires one.
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
-/// What dialling a member takes, with `alpn` spoken inside.
+/// Returns the configuration for connecting to a member, with `alpn` as the protocol inside TLS.
 ///
 /// # Errors
 /// If a file can't be used.

@@ -1,5 +1,5 @@
-//! Certificates, keys, CAs and revocation lists in files that may be replaced while in use: PEM, and
-//! lists in DER as well.
+//! Certificates, keys, CAs and revocation lists in files that may be replaced while in use. The
+//! files are PEM; revocation lists may also be DER.
 
 use std::{
     fmt,
@@ -21,73 +21,71 @@ use super::{
     unusable::{Role, Unusable},
 };
 
-/// Handshakes within this time of the last look don't look again.
+/// Minimum time between two checks of a file for changes.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// The most that one file may hold: lists of revoked certificates may be long.
+/// Maximum size of one file. Revocation lists may be long.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// What DER of a signed thing begins with.
+/// First byte of every signed structure in DER.
 const DER_SEQUENCE: u8 = 0x30;
 
-/// Why TLS can't be set up.
+/// Reason why TLS can't be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A PEM file can't be read or holds something else.
+    /// A PEM file can't be read, or holds something else.
     #[error("cannot read {what} from {}", path.display())]
     File {
-        /// What was looked for.
+        /// Kind of content that was expected.
         what: &'static str,
-        /// Where.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the read or of the PEM parser.
         #[source]
         source: pem::Error,
     },
-    /// A file holds nothing of the kind that it was named for.
+    /// A file has no content of the expected kind.
     #[error("cannot find {what} in {}", path.display())]
     Empty {
-        /// What was looked for.
+        /// Kind of content that was expected.
         what: &'static str,
-        /// Where.
         path: PathBuf,
     },
-    /// Certificate and key don't belong together, or are of a kind that can't be used.
+    /// Certificate and key don't match, or are of an unsupported kind.
     #[error("the certificate {} and its key cannot be used", path.display())]
     Unusable {
-        /// The certificate.
+        /// File of the certificate.
         path: PathBuf,
-        /// Why.
+        /// Error of the TLS library.
         #[source]
         source: rustls::Error,
     },
-    /// Certificate or key are of a kind that can't be used.
+    /// The certificate or its key is of an unsupported kind.
     #[error("{} cannot be used", path.display())]
     Flawed {
-        /// The file.
+        /// File of the certificate.
         path: PathBuf,
-        /// What is wrong, and how to make one that works.
+        /// Description of the flaw, with a command that makes a certificate that works.
         #[source]
         source: Unusable,
     },
-    /// Nobody could be checked against it.
+    /// No certificate can be checked against this revocation list.
     #[error("the revocation list in {} cannot be used", path.display())]
     Revocations {
-        /// The file.
+        /// File of the revocation list.
         path: PathBuf,
-        /// Why.
+        /// Error of the TLS library.
         #[source]
         source: VerifierBuilderError,
     },
-    /// Peers can't be told from strangers.
+    /// There is no peer CA, without which peers can't be told from strangers.
     #[error("peer TLS needs --peer-trusted-ca-file")]
     NoPeerCa,
-    /// No protocol version or cipher suite is left.
+    /// The configuration allows no protocol version or no cipher suite.
     #[error("the TLS versions and cipher suites leave nothing to offer")]
     Policy(#[source] rustls::Error),
 }
 
-/// Something read from files, re-read when they change.
+/// A value read from files, which is read again when they change.
 pub(super) struct Reloading<T> {
     paths: Vec<PathBuf>,
     load: Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>,
@@ -117,7 +115,7 @@ impl<T> Reloading<T> {
         Ok(Self { paths, load: Box::new(load), current, looked })
     }
 
-    /// What the files say now.
+    /// Returns the current value, after a check for changes if one is due.
     pub(super) fn get(&self) -> Arc<T> {
         if let Ok(mut looked) = self.looked.try_lock()
             && looked.at.elapsed() >= LOOK_EVERY
@@ -132,7 +130,7 @@ impl<T> Reloading<T> {
         Arc::clone(&self.current.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// Reads the files now; what can't be read changes nothing.
+    /// Reads the files again. If that fails, the previous value stays in force.
     pub(super) fn reload(&self) {
         match (self.load)() {
             Ok(new) => {
@@ -159,7 +157,8 @@ fn stamps(paths: &[PathBuf]) -> Vec<Option<(SystemTime, u64)>> {
         .collect()
 }
 
-/// A certificate chain and its key, checked to belong together, for all of `purposes`.
+/// Loads a certificate chain and its key. Checks that the two match, and that they fit all of
+/// `purposes`.
 pub(super) fn load_key(
     cert: &Path,
     key: &Path,
@@ -193,7 +192,7 @@ pub(super) fn load_key(
     })
 }
 
-/// A CA bundle.
+/// Loads a CA bundle.
 pub(super) fn load_roots(path: &Path) -> Result<Reloading<RootCertStore>, TlsError> {
     let path = path.to_owned();
     Reloading::new(vec![path.clone()], move || {
@@ -213,11 +212,11 @@ pub(super) fn load_roots(path: &Path) -> Result<Reloading<RootCertStore>, TlsErr
     })
 }
 
-/// A list of revoked certificates.
+/// Revocation lists from one file.
 pub(super) type Crl = Vec<CertificateRevocationListDer<'static>>;
 
-/// Lists for those who are checked against `roots`. A file in which none is found is an error, lest
-/// it be taken for a list of nobody.
+/// Loads revocation lists for certificates issued by `roots`. A file without any list is an error,
+/// so that it isn't mistaken for an empty list.
 pub(super) fn load_crl(
     path: &Path,
     roots: &Arc<Reloading<RootCertStore>>,
@@ -234,7 +233,7 @@ pub(super) fn load_crl(
     })
 }
 
-/// PEM, or one list in DER as etcd has it.
+/// Reads revocation lists: PEM, or a single list in DER, as in etcd.
 fn revocation_lists(path: &Path) -> Result<Crl, TlsError> {
     let what = "a revocation list";
     let failed = |source| TlsError::File { what, path: path.to_owned(), source };

@@ -1,13 +1,16 @@
-//! TLS on both listeners and towards peers: files that may change, and who is believed.
+//! TLS on both listeners and towards peers: reloadable files, and verification of certificates.
 //!
-//! *Clients*: a server certificate; with `--trusted-ca-file`, every client must show a certificate of
-//! that CA, as in etcd. *Peers*: mutual TLS 1.3 under the peer CA. Where the cluster's configuration binds
-//! a member to a key, that key decides: a certificate of the right CA with another key is refused,
-//! and a certificate of the right key that has expired is an alarm, not a refusal, so that no cluster
-//! dies because nobody renewed.
+//! *Clients*: a server certificate. With `--trusted-ca-file`, every client must present a
+//! certificate of that CA, as in etcd.
 //!
-//! Files are looked at again at each handshake and re-read when they changed; what can't be read
-//! leaves what was read before in force, and says so.
+//! *Peers*: mutual TLS 1.3 under the peer CA. If the cluster's configuration binds a member to a
+//! key, that key decides:
+//! - A certificate of the right CA with another key is refused.
+//! - An expired certificate with the right key raises an alarm, but is not refused. So no cluster
+//!   stops working because nobody renewed certificates.
+//!
+//! Files are checked for changes at handshakes (every 500 ms at most), and read again if they
+//! changed. If a file can't be read, its previous content stays in force, and a warning is logged.
 
 mod client;
 mod files;
@@ -50,27 +53,28 @@ use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
 use crate::{identity::NodeKey, log_limit::LogLimit};
 
-/// ALPN of peer streams.
+/// ALPN protocol name of peer streams.
 pub(crate) const PEER_ALPN: &[u8] = b"muster-peer/1";
-/// Both ends are this program: nothing older has a place between them.
+/// TLS versions of peer streams. Both ends are this program, so nothing older than 1.3 is needed.
 const PEER_VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
 
-/// What one listener was given.
+/// TLS files and name restrictions of one listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Its certificate chain, PEM, leaf first.
+    /// Certificate chain in PEM, leaf first.
     pub cert: PathBuf,
-    /// The leaf's private key, PEM.
+    /// Private key of the leaf in PEM.
     pub key: PathBuf,
-    /// The CA that those who connect must have a certificate of; none: they need none.
+    /// CA whose certificates connecting clients must present. If `None`, they need no certificate.
     pub trusted_ca: Option<PathBuf>,
-    /// Certificates of that CA that no longer count, PEM or DER.
+    /// List of that CA's revoked certificates, in PEM or DER.
     pub crl: Option<PathBuf>,
-    /// If not empty, the common name must be one of these.
+    /// Allowed common names. If empty, any name is allowed.
     pub allowed_cn: Vec<String>,
-    /// If not empty, a subject alternative name must be one of these.
+    /// Allowed subject alternative names. If empty, any name is allowed.
     pub allowed_hostname: Vec<String>,
-    /// Whoever connects is the user whom the common name names, unless they show a token.
+    /// Whether a certificate's common name authenticates its holder as that user, unless the call
+    /// has a token.
     pub names_users: bool,
 }
 
@@ -86,7 +90,7 @@ pub(crate) struct ClientListenerTls {
 }
 
 impl ClientListenerTls {
-    /// Reads the files and settles what is offered.
+    /// Reads the files and builds the server configuration.
     ///
     /// # Errors
     /// If a file can't be read or used.
@@ -122,8 +126,9 @@ impl ClientListenerTls {
         Ok(Self { key, roots, crl, config: Arc::new(config), refused, names_users })
     }
 
-    /// Whom the certificate of a connection names, if certificates name users here. Of several common
-    /// names it is the last one, as in etcd; one that can't be read is nobody's.
+    /// Returns the user named by a connection's certificate, if certificates name users on this
+    /// listener. If there are several common names, the last one counts, as in etcd. A name that
+    /// can't be read is the empty user name.
     pub(crate) fn user(&self, shown: Option<&[CertificateDer<'_>]>) -> Option<String> {
         let leaf = shown.filter(|_| self.names_users)?.first()?;
         let (_, parsed) = X509Certificate::from_der(leaf).ok()?;
@@ -131,7 +136,7 @@ impl ClientListenerTls {
         Some(name.and_then(|name| name.as_str().ok()).unwrap_or_default().to_owned())
     }
 
-    /// Whoever shows one of these keys is let in no longer, and put out.
+    /// Refuses clients that present one of these keys, and disconnects those that are connected.
     pub(crate) fn refuse(&self, keys: HashSet<NodeKey>) {
         self.refused.send_if_modified(|known| {
             let changed = *known != keys;
@@ -140,29 +145,31 @@ impl ClientListenerTls {
         });
     }
 
-    /// Returns once whoever showed these certificates is refused.
+    /// Returns once the presented certificates' key is refused. Never returns if there is no
+    /// certificate.
     pub(crate) async fn refused(&self, shown: Option<&[CertificateDer<'_>]>) {
         let Some(key) = shown.and_then(|chain| chain.first()).and_then(node_key_of) else {
             return std::future::pending().await;
         };
         let mut refused = self.refused.subscribe();
-        // What it waits for ends with this, which outlives every connection.
+        // The wait ends with an error only if `self` is dropped, but `self` outlives every
+        // connection.
         let _ = refused.wait_for(|keys| keys.contains(&key)).await;
     }
 
-    /// When the server's certificate in force expires, in seconds since 1970.
+    /// Returns when the current server certificate expires, in seconds since 1970.
     #[must_use]
     pub(crate) fn expires_at(&self) -> Option<i64> {
         expiry_of(&self.key.get())
     }
 
-    /// What an acceptor needs.
+    /// Returns the configuration for a TLS acceptor.
     #[must_use]
     pub(crate) fn server_config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.config)
     }
 
-    /// Re-reads every file now, changed or not.
+    /// Reads every file again, changed or not.
     pub(crate) fn reload(&self) {
         self.key.reload();
         if let Some(roots) = &self.roots {
@@ -174,14 +181,15 @@ impl ClientListenerTls {
     }
 }
 
-/// A resumed session takes over the certificate of the one before and asks no verifier: it would
-/// outlive a revocation, an expiry, another CA, and a key that was unbound since.
+/// Disables session resumption. A resumed session keeps the previous session's certificate, and no
+/// verifier is called. It would outlive a revocation, an expiry, a change of CA, and the removal of
+/// a bound key.
 fn never_resume(config: &mut ServerConfig) {
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
 }
 
-/// Keys for which an expired certificate is still taken, and how often that happened.
+/// Keys whose expired certificates are still accepted, and the number of such cases.
 #[derive(Debug, Default)]
 pub(crate) struct BoundKeys {
     keys: RwLock<HashSet<NodeKey>>,
@@ -194,7 +202,8 @@ impl BoundKeys {
         self.keys.read().unwrap_or_else(std::sync::PoisonError::into_inner).contains(&key)
     }
 
-    /// Counts one more; `Some(n)` if it is to be told of, `n` having been left untold before it.
+    /// Counts one more case. Returns `Some(n)` if it should be logged, after `n` cases that were
+    /// not.
     pub(crate) fn count_expired(&self, now: Instant) -> Option<u64> {
         self.expired.fetch_add(1, Ordering::Relaxed);
         self.alarms.pass(0, now)
@@ -212,7 +221,8 @@ pub(crate) struct PeerTls {
 }
 
 impl PeerTls {
-    /// Reads the files. A peer CA is required: nothing else would tell a member from a stranger.
+    /// Reads the files. A peer CA is required, because nothing else would tell a member from a
+    /// stranger.
     ///
     /// # Errors
     /// If a file is missing or can't be used.
@@ -244,29 +254,30 @@ impl PeerTls {
         Ok(Self { key, roots, crl, bound, server })
     }
 
-    /// When this member's certificate in force expires, in seconds since 1970.
+    /// Returns when this member's current certificate expires, in seconds since 1970.
     #[must_use]
     pub(crate) fn expires_at(&self) -> Option<i64> {
         expiry_of(&self.key.get())
     }
 
-    /// The key that this member proves itself by.
+    /// Returns the key by which this member proves its identity.
     #[must_use]
     pub(crate) fn node_key(&self) -> Option<NodeKey> {
         self.key.get().cert.first().and_then(node_key_of)
     }
 
-    /// What an acceptor of peers needs.
+    /// Returns the configuration for a TLS acceptor of peers.
     #[must_use]
     pub(crate) fn server_config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.server)
     }
 
-    /// What dialling a peer needs: with `bound`, its key must be that one and names don't matter;
-    /// without, its certificate must be the CA's and name the dialled host.
+    /// Returns the configuration for connecting to a peer. With `bound`, the peer must have that
+    /// key, and names don't matter. Without, its certificate must be issued by the CA and name the
+    /// dialled host.
     ///
     /// # Errors
-    /// If the library has nothing to offer.
+    /// If the TLS library supports none of the required versions.
     pub(crate) fn client_config(
         &self,
         bound: Option<NodeKey>,
@@ -290,18 +301,19 @@ impl PeerTls {
         Ok(Arc::new(config))
     }
 
-    /// Sets the keys that the cluster's configuration binds its members to.
+    /// Sets the keys to which the cluster's configuration binds its members.
     pub(crate) fn bind(&self, keys: HashSet<NodeKey>) {
         *self.bound.keys.write().unwrap_or_else(std::sync::PoisonError::into_inner) = keys;
     }
 
-    /// How many handshakes were accepted on a bound key although its certificate has expired.
+    /// Returns how many handshakes were accepted with a bound key although its certificate had
+    /// expired.
     #[cfg(test)]
     pub(crate) fn expired_accepted(&self) -> u64 {
         self.bound.expired.load(Ordering::Relaxed)
     }
 
-    /// Re-reads every file now, changed or not.
+    /// Reads every file again, changed or not.
     pub(crate) fn reload(&self) {
         self.key.reload();
         self.roots.reload();
@@ -311,7 +323,7 @@ impl PeerTls {
     }
 }
 
-/// The key that a certificate certifies; `None` if it can't be parsed.
+/// Returns the public key of a certificate, or `None` if the certificate can't be parsed.
 #[must_use]
 pub(crate) fn node_key_of(certificate: &CertificateDer<'_>) -> Option<NodeKey> {
     let parsed = ParsedCertificate::try_from(certificate).ok()?;

@@ -1,4 +1,4 @@
-//! Which TLS versions and cipher suites clients are offered.
+//! TLS versions and cipher suites that clients are offered.
 
 use std::sync::Arc;
 
@@ -8,23 +8,23 @@ use rustls::{
     version::{TLS12, TLS13},
 };
 
-/// A TLS version.
+/// TLS protocol version that can be configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TlsVersion {
-    /// 1.2
+    /// Version 1.2 (RFC 5246).
     V12,
-    /// 1.3
+    /// Version 1.3 (RFC 8446).
     V13,
 }
 
-/// What a listener for clients may offer.
+/// TLS versions and cipher suites that a listener for clients may offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsPolicy {
-    /// The lowest version.
+    /// Lowest version that is offered.
     pub min: TlsVersion,
-    /// The highest version.
+    /// Highest version that is offered.
     pub max: TlsVersion,
-    /// TLS 1.2 cipher suites, if not the default ones.
+    /// TLS 1.2 cipher suites that are offered; empty for the default ones.
     pub cipher_suites: Vec<CipherSuite>,
 }
 
@@ -34,7 +34,7 @@ impl Default for TlsPolicy {
     }
 }
 
-/// The names that `--cipher-suites` takes (those of Go's crypto/tls), and what they are.
+/// Names that `--cipher-suites` accepts (those of Go's crypto/tls), with their suites.
 pub(crate) const CIPHER_SUITES: [(&str, CipherSuite); 9] = [
     ("TLS_AES_128_GCM_SHA256", CipherSuite::TLS13_AES_128_GCM_SHA256),
     ("TLS_AES_256_GCM_SHA384", CipherSuite::TLS13_AES_256_GCM_SHA384),
@@ -59,7 +59,8 @@ pub(crate) const CIPHER_SUITES: [(&str, CipherSuite); 9] = [
     ),
 ];
 
-/// Suites of Go's crypto/tls that rustls does not have, since they have no forward secrecy, or no AEAD.
+/// Cipher suites of Go's crypto/tls that rustls lacks, because they have no forward secrecy or no
+/// AEAD.
 const UNSUPPORTED_CIPHER_SUITES: [&str; 16] = [
     "TLS_RSA_WITH_RC4_128_SHA",
     "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
@@ -79,16 +80,17 @@ const UNSUPPORTED_CIPHER_SUITES: [&str; 16] = [
     "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
 ];
 
-/// A cipher suite that Go's crypto/tls has.
+/// Support for a cipher suite that Go's crypto/tls has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GoCipherSuite {
-    /// Rustls has it, too.
+    /// Rustls also has this suite.
     Offered(CipherSuite),
-    /// Rustls does not have it.
+    /// Rustls does not have this suite.
     Unsupported,
 }
 
-/// The suite that Go calls `name`. The short names of Go's two ChaCha20 suites are taken as well.
+/// Returns the suite that Go calls `name`. The short names of Go's two ChaCha20 suites are accepted
+/// as well.
 #[must_use]
 pub(crate) fn go_cipher_suite(name: &str) -> Option<GoCipherSuite> {
     if UNSUPPORTED_CIPHER_SUITES.contains(&name) {
@@ -103,7 +105,7 @@ pub(crate) fn go_cipher_suite(name: &str) -> Option<GoCipherSuite> {
         .map(|(_, suite)| GoCipherSuite::Offered(*suite))
 }
 
-/// Whether TLS 1.2 has the suite; the others are of TLS 1.3.
+/// Returns whether the suite belongs to TLS 1.2. All others belong to TLS 1.3.
 #[must_use]
 pub(crate) fn is_of_tls_1_2(suite: CipherSuite) -> bool {
     CIPHER_SUITES.iter().any(|(name, known)| *known == suite && name.contains("_WITH_"))
@@ -113,7 +115,7 @@ impl TlsPolicy {
     pub(super) fn provider(&self) -> Arc<CryptoProvider> {
         let mut provider = ring::default_provider();
         if !self.cipher_suites.is_empty() {
-            // As in Go, the suites of TLS 1.3 are not configurable.
+            // As in Go, the cipher suites of TLS 1.3 can't be configured.
             provider.cipher_suites.retain(|suite| {
                 suite.version().version == rustls::ProtocolVersion::TLSv1_3
                     || self.cipher_suites.contains(&suite.suite())

@@ -1,5 +1,6 @@
-//! Certificates for any purpose: `anyExtendedKeyUsage` covers what TLS asks of clients and of servers
-//! (RFC 5280, 4.2.1.12), as it does for etcd. The TLS library knows single purposes only.
+//! Support for certificates with `anyExtendedKeyUsage`. It covers the purposes that TLS requires of
+//! clients and of servers (RFC 5280, 4.2.1.12), as in etcd. The TLS library knows single purposes
+//! only.
 
 use rustls::{
     CertificateError, Error, RootCertStore,
@@ -12,21 +13,21 @@ use webpki::{
     UnknownStatusPolicy,
 };
 
-/// 2.5.29.37.0.
+/// OID of `anyExtendedKeyUsage`: 2.5.29.37.0.
 const ANY: [usize; 5] = [2, 5, 29, 37, 0];
-/// 1.3.6.1.5.5.7.3.2.
+/// OID of `clientAuth`: 1.3.6.1.5.5.7.3.2.
 const CLIENT: [usize; 9] = [1, 3, 6, 1, 5, 5, 7, 3, 2];
-/// 1.3.6.1.5.5.7.3.1.
+/// OID of `serverAuth`: 1.3.6.1.5.5.7.3.1.
 const SERVER: [usize; 9] = [1, 3, 6, 1, 5, 5, 7, 3, 1];
 
-/// What TLS asks of a certificate.
+/// Purpose that TLS requires of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Client,
     Server,
 }
 
-/// A certificate that was shown, and what it is checked against.
+/// A presented certificate, with the CAs and revocation lists that it is checked against.
 pub(super) struct Shown<'a> {
     pub end_entity: &'a CertificateDer<'a>,
     pub intermediates: &'a [CertificateDer<'a>],
@@ -35,15 +36,15 @@ pub(super) struct Shown<'a> {
     pub now: UnixTime,
 }
 
-/// Whether the purpose of a certificate was all that was wrong with it so far.
+/// Returns whether the purpose of a certificate was the reason for its refusal.
 pub(super) fn is_about_purpose(error: &Error) -> bool {
     use CertificateError::{InvalidPurpose, InvalidPurposeContext};
     matches!(error, Error::InvalidCertificate(InvalidPurpose | InvalidPurposeContext { .. }))
 }
 
 impl Shown<'_> {
-    /// Whether the certificate is good for `purpose` if `anyExtendedKeyUsage` counts as one. Names are
-    /// not looked at.
+    /// Returns whether the certificate is valid for `purpose`, if `anyExtendedKeyUsage` counts as
+    /// that purpose. Names are not checked.
     pub(super) fn is_for_any(
         &self,
         purpose: Purpose,
@@ -62,7 +63,7 @@ impl Shown<'_> {
             lists.push(CertRevocationList::from(BorrowedCertRevocationList::from_der(list)?));
         }
         let lists: Vec<&CertRevocationList<'_>> = lists.iter().collect();
-        // None, if there are no lists.
+        // This is `None` if there are no lists.
         let revocation = RevocationOptionsBuilder::new(&lists).ok().map(|options| {
             options
                 .with_depth(RevocationCheckDepth::EndEntity)
@@ -83,7 +84,7 @@ impl Shown<'_> {
     }
 }
 
-/// The purpose, any purpose, or no word about purposes.
+/// Validator that accepts the purpose, any purpose, or a certificate that names none.
 struct AnyOr(Purpose);
 
 impl ExtendedKeyUsageValidator for AnyOr {

@@ -1,5 +1,5 @@
-//! What is wrong with a certificate that etcd may take and this program can't, in words, and the command
-//! that makes one that works.
+//! Explanations for certificates that etcd may accept and this program can't. Each names the flaw,
+//! and a command that makes a certificate that works.
 
 use std::{fmt, io, sync::Arc};
 
@@ -13,14 +13,15 @@ use x509_parser::{
 
 use super::purpose::Purpose;
 
-/// The RSA keys whose signatures can be checked.
+/// Sizes of RSA keys whose signatures can be checked, in bits.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
 const P_256: &str = "1.2.840.10045.3.1.7";
 const P_384: &str = "1.3.132.0.34";
-/// For people.
+/// Supported keys, as a text for error messages.
 const KEYS: &str = "keys may be ECDSA P-256 or P-384, Ed25519, or RSA from 2048 bits on";
 const ED25519: &str = "1.3.101.112";
-/// ECDSA with SHA-256 and SHA-384, RSA (PKCS#1 and PSS) with SHA-2, Ed25519.
+/// OIDs of supported signatures: ECDSA with SHA-256 and SHA-384, RSA (PKCS#1 and PSS) with SHA-2,
+/// Ed25519.
 const SIGNATURES: [&str; 7] = [
     "1.2.840.10045.4.3.2",
     "1.2.840.10045.4.3.3",
@@ -30,19 +31,19 @@ const SIGNATURES: [&str; 7] = [
     "1.2.840.113549.1.1.13",
     ED25519,
 ];
-/// Of a subject that somebody else has chosen.
+/// Maximum length of a subject in an error message, because a stranger may have chosen it.
 const MAX_SUBJECT_CHARS: usize = 200;
 
-/// What a certificate is for.
+/// Role in which a certificate is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// A leaf with this purpose.
+    /// Leaf certificate with this purpose.
     Leaf(Purpose),
-    /// Others are checked against it.
+    /// CA that other certificates are checked against.
     Ca,
 }
 
-/// A certificate that can't be used, and why.
+/// A certificate that can't be used, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unusable {
     subject: String,
@@ -50,7 +51,7 @@ pub struct Unusable {
     role: Role,
 }
 
-/// What is wrong with a certificate.
+/// Flaw of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Flaw {
     Version(u32),
@@ -104,7 +105,7 @@ fn purpose_name(role: Role) -> &'static str {
     }
 }
 
-/// The openssl command (3.0 or newer) that makes a certificate which can be used.
+/// Returns the openssl command (3.0 or newer) that makes a certificate that can be used.
 fn command(role: Role) -> String {
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
     let leaf = "openssl req -x509 -CA ca.crt -CAkey ca.key";
@@ -125,7 +126,8 @@ fn command(role: Role) -> String {
 }
 
 impl Unusable {
-    /// What keeps `certificate` from being used in `role`, if something in itself does.
+    /// Returns the flaw that prevents `certificate` from being used in `role`, if the certificate
+    /// itself has one.
     pub(super) fn find(certificate: &CertificateDer<'_>, role: Role) -> Option<Self> {
         let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
         let flaw = match role {
@@ -176,7 +178,7 @@ fn flaw_of_key(key: &SubjectPublicKeyInfo<'_>) -> Option<Flaw> {
     }
 }
 
-/// Of a number, its most significant byte first.
+/// Returns the number of significant bits of a big-endian number.
 fn significant_bits(number: &[u8]) -> usize {
     let zeros = number.iter().take_while(|byte| **byte == 0).count();
     let first = number.get(zeros).map_or(0, |first| first.leading_zeros() as usize);
@@ -192,7 +194,7 @@ fn curve_name(oid: &str) -> &str {
     }
 }
 
-/// The reason in words for `error`, which a check of `certificate` ended with, where the certificate
+/// Replaces `error`, the result of checking `certificate`, by an explanation if the certificate
 /// itself is at fault.
 pub(super) fn explain(error: Error, certificate: &CertificateDer<'_>, purpose: Purpose) -> Error {
     match Unusable::find(certificate, Role::Leaf(purpose)) {
@@ -203,7 +205,7 @@ pub(super) fn explain(error: Error, certificate: &CertificateDer<'_>, purpose: P
     }
 }
 
-/// An error of a handshake for the log, without what the TLS library says to programmers.
+/// Replaces a handshake error by a text for operators. Other errors are returned as they are.
 pub(crate) fn in_words(error: io::Error) -> io::Error {
     let words = match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
         Some(Error::InvalidCertificate(CertificateError::Other(OtherError(inner)))) => {

@@ -1,4 +1,4 @@
-//! Whose certificate is believed.
+//! Verifiers of the certificates of clients and peers.
 
 use std::{
     sync::Arc,
@@ -30,7 +30,7 @@ use super::{
 };
 use crate::identity::NodeKey;
 
-/// Names that a client's certificate must have, beyond being the CA's.
+/// Names that a client's certificate must have, in addition to being issued by the CA.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ClientNames {
     common: Vec<String>,
@@ -70,7 +70,8 @@ impl ClientNames {
     }
 }
 
-/// Clients with a certificate of the CA, not revoked, and with an allowed name.
+/// Verifier of clients: their certificate must be issued by the CA, not be revoked, and have an
+/// allowed name.
 #[derive(Debug)]
 pub(super) struct NamedClients {
     roots: Arc<Reloading<RootCertStore>>,
@@ -89,7 +90,7 @@ impl NamedClients {
         Self { roots, crl, names, provider }
     }
 
-    /// The verifier over what the files say now.
+    /// Returns a verifier for the current content of the files.
     fn inner(&self) -> Result<Arc<dyn ClientCertVerifier>, Error> {
         let mut builder = WebPkiClientVerifier::builder_with_provider(
             self.roots.get(),
@@ -106,7 +107,8 @@ impl NamedClients {
 }
 
 impl ClientCertVerifier for NamedClients {
-    // The CA's names are not sent: a client has one certificate for us, or none.
+    // The CA's names are not sent as a hint, because a client has either one certificate for us or
+    // none.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -163,8 +165,9 @@ impl ClientCertVerifier for NamedClients {
     }
 }
 
-/// Peers that dial us: as clients of the peer CA, but expiry doesn't matter for a bound key. Which
-/// member may use which key is checked with the hello, which says who it claims to be.
+/// Verifier of peers that connect to this member. Peers are verified as clients of the peer CA, but
+/// a bound key's certificate may be expired. Which member may use which key is checked with the
+/// hello, which names the member.
 #[derive(Debug)]
 pub(super) struct InboundPeer {
     inner: NamedClients,
@@ -222,7 +225,7 @@ impl ClientCertVerifier for InboundPeer {
     }
 }
 
-/// A peer that we dial.
+/// Verifier of a peer that this member connects to.
 #[derive(Debug)]
 pub(super) struct OutboundPeer {
     roots: Arc<Reloading<RootCertStore>>,
@@ -294,8 +297,8 @@ impl ServerCertVerifier for OutboundPeer {
         if node_key_of(end_entity) != Some(expected) {
             return Err(CertificateError::ApplicationVerificationFailure.into());
         }
-        // The name is checked last, so an error about the name means that all else is right; and
-        // addresses may change, the bound key does not.
+        // The library checks the name last, so an error about the name means that everything else
+        // is right. Names don't matter here: addresses may change, but the bound key does not.
         let verify = |now| match verify(now) {
             Err(error) if is_about_name(&error) => Ok(ServerCertVerified::assertion()),
             result => result,
@@ -358,8 +361,9 @@ fn is_bound(bound: &BoundKeys, certificate: &CertificateDer<'_>) -> bool {
     node_key_of(certificate).is_some_and(|key| bound.contains(key))
 }
 
-/// Verifies again as of the last moment at which the certificate itself was valid: everything but
-/// today's date must be right. A CA that had expired even then is still only a matter of time.
+/// Verifies again at the last moment at which the certificate itself was valid. Everything but the
+/// current date must be right. A CA that had expired even then is accepted, because that is also
+/// only a matter of time.
 fn in_its_own_time<T>(
     certificate: &CertificateDer<'_>,
     error: Error,

@@ -22,9 +22,9 @@ const COPY_BYTES: usize = 32 * 1024;
 pub(super) enum Kind {
     /// Asks the receiver to answer with a pong.
     Ping = 0,
-    /// Answers a ping.
+    /// Answers the oldest unanswered ping.
     Pong = 1,
-    /// One consensus message.
+    /// Carries one encoded consensus message.
     Message = 2,
     /// Header of a snapshot, which precedes its chunks.
     SnapshotHeader = 3,

@@ -47,7 +47,7 @@ const VERSION_ENDS: usize = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Purpose {
-    /// Messages of consensus.
+    /// Messages of consensus, pings, promises and censuses.
     Messages = 0,
     /// A snapshot sent by the dialler.
     Snapshot = 1,

@@ -1,5 +1,5 @@
-//! Random lives on a disk that fails at random points, against a model: what was acknowledged is
-//! there, and what is there is a state that the log went through.
+//! Random operations on a disk that fails at random points, compared with a model. Everything
+//! acknowledged must be there, and the state must be one that the log went through.
 
 use std::collections::BTreeMap;
 
@@ -23,10 +23,10 @@ enum Act {
     Kill,
 }
 
-/// One batch.
+/// Content of one batch.
 #[derive(Clone, Debug)]
 enum Change {
-    /// Entries of these sizes; the first one replaces the entry `back` before the end.
+    /// Entries of these sizes. The first one replaces the entry `back` before the end.
     Append {
         sizes: Vec<usize>,
         back: u64,
@@ -88,7 +88,7 @@ impl Change {
     }
 }
 
-/// What a log holds.
+/// Expected content of a log.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Model {
     base: Position,
@@ -119,7 +119,8 @@ impl Model {
         self.entries.insert(entry.index, entry.clone());
     }
 
-    /// Every state that a crash may leave when this batch is on its way, the last one complete.
+    /// Returns every state that a crash during this batch may leave; the last one has the whole
+    /// batch.
     fn states(&self, batch: &Batch) -> Vec<Self> {
         let mut now = self.clone();
         let mut states = Vec::new();
@@ -150,14 +151,14 @@ struct Life {
     disk: SimulatedDisk,
     options: LogOptions,
     log: Option<Log>,
-    /// What the last successful call has left.
+    /// State after the last successful call.
     acknowledged: Model,
-    /// States since then, the current one last.
+    /// States that are possible since then; the last one is the current one.
     possible: Vec<Model>,
     boot: u64,
 }
 
-/// What is wrong in a life.
+/// Fault that is injected.
 #[derive(Clone, Copy)]
 enum Wrong {
     Nothing,
@@ -247,7 +248,7 @@ impl Life {
 
     fn reopen(&mut self) -> Result<(), String> {
         self.log = None;
-        // The power may fail while the log is being opened, too.
+        // The power may also fail while the log is being opened.
         for operations in [3, 9] {
             self.disk.power_off_after(operations);
             if Log::open(&self.disk.shared(), member(), &self.options).is_ok() {
@@ -308,7 +309,7 @@ proptest! {
     }
 }
 
-/// The same lives with something wrong: one of them must be found to be.
+/// Runs random operations with a fault, and expects at least one run to fail.
 fn is_noticed(wrong: Wrong) {
     let config =
         Config { cases: 400, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };

@@ -1,8 +1,9 @@
-//! Bytes that aren't what they were: refused by name and place, or provably an unacknowledged tail.
+//! Changed bytes: either refused, with the file and offset, or provably part of an unacknowledged
+//! tail.
 
 use super::*;
 
-/// A log of four flushes, none sealed, and what each holds.
+/// Writes a log of four flushes, none of them sealed. Returns the entries of each.
 fn four_records(disk: &SimulatedDisk) -> Vec<Vec<Entry>> {
     let mut log = create(disk);
     let groups = [entries(1..=3, 1), entries(4..=70, 1), entries(71..=72, 2), entries(73..=75, 2)];
@@ -16,7 +17,8 @@ fn first_segment() -> PathBuf {
     directory().join("0000000000000001.wal")
 }
 
-/// Where the records of [`four_records`] begin, after the start and the boot; where they end.
+/// Offsets at which the records of [`four_records`] begin, and the end of the last one. They follow
+/// the first record and the boot record.
 const RECORDS: [u64; 5] = [8192, 12288, 20480, 24576, 28672];
 
 fn flip(disk: &SimulatedDisk, path: &Path, offset: u64, bits: u8) {
@@ -196,7 +198,8 @@ fn segments_that_changed_places_are_refused() {
 fn damage_at_the_end_of_a_segment_is_proved_by_the_next_one() {
     let disk = disk(1);
     let segments = three_segments(&disk);
-    // Ten entries to a record; the fourteenth is the last, behind it the mark.
+    // Each record holds ten entries. The fourteenth record is the last one, and the mark follows
+    // it.
     let last = 65_536 - 2 * 4096;
     let mark = disk.duplicate(1);
     flip(&mark, &segments[1], last + 4096, 1);

@@ -1,4 +1,4 @@
-//! What a log does on good days, and when the disk says no.
+//! The log in normal operation, and with a disk that reports errors.
 
 use super::*;
 use crate::disk::RealDisk;
@@ -144,7 +144,7 @@ fn an_installation_that_a_crash_cut_short_is_finished() {
     let disk = disk(1);
     let mut log = create(&disk);
     let first = 3;
-    // The vote is of a term that the snapshot's comes after.
+    // This vote belongs to a term before the snapshot's term.
     let voted = Some(hard_state(1, 2, 3));
     log.write(&[Batch { hard_state: voted, ..batch(entries(1..=first, 1)) }]).unwrap();
     let snapshot = at(50, 4);
@@ -391,7 +391,7 @@ fn a_batch_that_leaves_a_gap_is_a_broken_invariant() {
     let _ = log.write(&[batch(entries(3..=3, 1))]);
 }
 
-/// Bytes that the kernel has booked as written by this thread.
+/// Returns the number of bytes that the kernel has counted as written by this thread.
 fn booked_bytes() -> u64 {
     let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
     let line = io.lines().find_map(|line| line.strip_prefix("write_bytes: ")).unwrap();
@@ -406,7 +406,7 @@ fn a_sync_writes_its_record_and_not_the_zeros_around_it() {
     Log::create(&disk, temporary.path(), &identity(), &options).unwrap();
     let (mut log, _) = Log::open(&disk, temporary.path(), &options).unwrap();
     while log.prepare().unwrap() {}
-    // The first MiB begins beside the first record, and so is never one piece.
+    // The first MiB begins right after the first record, and so is never one folio.
     (1..=300).for_each(|index| write(&mut log, entries(index..=index, 1)));
     let before = booked_bytes();
     (301..=350).for_each(|index| write(&mut log, entries(index..=index, 1)));

@@ -1,4 +1,4 @@
-//! The log on the simulated disk, and once on a real one.
+//! Tests of the log on the simulated disk, and in one case on a real one.
 
 mod crashes;
 mod damage;
@@ -35,7 +35,7 @@ fn directory() -> PathBuf {
     PathBuf::from("/member/wal")
 }
 
-/// A disk with a durable `/member`.
+/// Returns a disk with a durable directory `/member`.
 fn disk(seed: u64) -> SimulatedDisk {
     let disk = SimulatedDisk::new(seed);
     disk.create_dir(member()).unwrap();
@@ -86,7 +86,7 @@ fn all(log: &Log) -> Vec<Entry> {
     log.read(log.base().index + 1, u64::MAX, u64::MAX).unwrap()
 }
 
-/// The segment files, by name.
+/// Returns the segment files with this extension, by name.
 fn files(disk: &SimulatedDisk, extension: &str) -> Vec<PathBuf> {
     let names = disk.list(&directory()).unwrap();
     let ours = names.iter().filter(|name| name.ends_with(extension));
