@@ -70,7 +70,7 @@ pub struct Consensus {
     timeout: usize,
     reads: u64,
     forwards: u64,
-    /// Messages of our own, beside those of the library: above all proposals for the leader.
+    /// Messages made by this crate, beside those of the library: above all proposals for the leader.
     saying: Vec<Message>,
     persisted_hard_state: HardState,
     /// Members by which the library counts majorities.
@@ -146,7 +146,7 @@ impl Consensus {
             removed: BTreeSet::new(),
             led: None,
             found: 0,
-            // Removed before this start: whether another leader told this member is no longer
+            // A removal before this start. Whether another leader told this member of it is no longer
             // known.
             stays: !initial.members.contains(config.member),
             early: Early::default(),
@@ -187,7 +187,7 @@ impl Consensus {
             MessageKind::TimeoutNow => self.take_over(message, self.election_ticks),
             MessageKind::RequestPreVote => self.ask_for_vote(message),
             // A message that the library still refuses (a response of an unknown peer, a message
-            // out of place) has no effect. Nobody has to hear of the error.
+            // out of place) has no effect. So its error is ignored.
             _ => {
                 let _ = self.raw.step(message_in(message));
             }
@@ -364,11 +364,13 @@ impl Consensus {
         self.follow(members_out(&state));
         self.note_found();
         let leads = self.raw.raft.state == StateRole::Leader;
+        // The entry that `may_change` waits for must come after this change.
         if leads {
             self.settles.1 = None;
         }
         if !self.members.voters.contains(&self.member) {
             self.stays = self.found == self.raw.raft.raft_log.committed;
+            // The library does not step down by itself.
             if leads {
                 self.raw.raft.become_follower(self.raw.raft.term, 0);
             }
@@ -376,7 +378,7 @@ impl Consensus {
         self.after_input();
     }
 
-    /// Replaces the current members, and records who was removed.
+    /// Replaces the current members, and records those that were removed.
     fn follow(&mut self, members: Members) {
         let before = mem::replace(&mut self.members, Arc::new(members));
         self.heard.retain(|member, _| self.members.contains(*member));
@@ -492,10 +494,10 @@ impl Consensus {
     /// Returns whether all output waits for a write that must be durable before others hear of it.
     /// There are two cases:
     ///
-    /// - A change of members is committed. A removed member ends for good as soon as its leader, or
-    ///   anybody's refusal, tells it. Suppose one of two members is removed, and a crash makes the
-    ///   other forget that the change is committed. The other would then need the removed member's
-    ///   vote for ever.
+    /// - A change of members is committed. A removed member ends for good as soon as its leader or a
+    ///   refusal tells it of the removal. Suppose one of two members is removed, and a crash makes
+    ///   the other forget that the change is committed. The other would then need the removed
+    ///   member's vote for ever.
     /// - The only voter began a new term, elected by its own vote. If a crash made it forget that
     ///   term, it would lead in the same term again. It would then write other entries where
     ///   learners have the earlier ones.
@@ -526,6 +528,7 @@ impl Consensus {
         let new_vote =
             hard_state.is_some_and(|state| (state.term, state.vote) != (known.term, known.vote));
         if new_vote || changes {
+            // These messages may depend on the hard state that this round writes.
             ready.after_persist.extend(may_go);
         } else {
             ready.messages = may_go;
@@ -553,12 +556,14 @@ impl Consensus {
         }
         self.raw.mut_store().append(entries);
         ready.persist.entries = theirs.take_entries().into_iter().map(entry_out).collect();
+        // A follower applies a change only once its disk knows the commit, so it is written again.
         ready.persist.hard_state = hard_state.or(learns.then_some(state));
         ready.persist.urgent = new_vote
             || changes
             || learns
             || ready.persist.snapshot.is_some()
             || !ready.persist.entries.is_empty();
+        // Nothing else leaves before this round is durable: see `is_silent`.
         if changes || learns || (new_vote && self.raw.raft.state == StateRole::Leader) {
             self.waits_for = Some(ready.number);
             self.held = mem::take(&mut ready.committed);

@@ -1,8 +1,10 @@
 //! Messages between members, and their wire format.
 //!
 //! The codec uses prost over structures of our own. [`Message::decode`] checks every field before
-//! any other code sees it: indexes can't overflow when added to, entries of an append are
-//! contiguous, and message kinds that only exist inside one process are refused.
+//! any other code sees it:
+//! * Indexes can't overflow when added to.
+//! * Entries of an append are contiguous.
+//! * Message kinds that only exist inside one process are refused.
 
 use bytes::{Bytes, BytesMut};
 use prost::Message as _;

@@ -68,6 +68,8 @@ fn kept(entry: &RaftEntry) -> RaftEntry {
 
 impl LogView {
     pub(crate) fn new(initial: &Initial, cache_limit: usize) -> Self {
+        // A new commit index is not written at once, so the store may be ahead of it. The library
+        // panics if it lies outside the log.
         let mut hard_state = initial.hard_state;
         hard_state.commit = hard_state.commit.max(initial.applied.index);
         hard_state.commit =
@@ -103,6 +105,7 @@ impl LogView {
         while self.cache.back().is_some_and(|entry| entry.index >= first.index) {
             self.cache_bytes -= self.cache.pop_back().as_ref().map_or(0, cost);
         }
+        // Lookups in the cache rely on indexes without gaps.
         if self.cache.back().is_some_and(|entry| entry.index + 1 != first.index) {
             self.cache.clear();
             self.cache_bytes = 0;

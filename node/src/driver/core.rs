@@ -259,6 +259,7 @@ impl Driver {
                     self.proposals.push_forwarded(message, self.now);
                 }
             }
+            // Too many bytes wait to be applied. The leader sends the append again.
             MessageKind::Append
                 if !message.entries.is_empty()
                     && self.backlog_bytes > self.options.max_backlog_bytes => {}
@@ -390,8 +391,8 @@ impl Driver {
     }
 
     /// Returns whether this member may be the only one that knows of its removal. That is so if it
-    /// was removed, and if it might be about to find its removal committed: as the leader, or by
-    /// applying entries that it knows to be committed.
+    /// was removed, or may be about to learn of its removal. A leader may, and so may a member that
+    /// has yet to apply entries known to be committed.
     pub fn may_alone_know(&self) -> bool {
         self.leadership().0 == Role::Leader
             || self.applied.index < self.status().commit
@@ -505,6 +506,7 @@ impl Driver {
                 MessageKind::AppendResponse => !self.guards.persist_before_ack(),
                 _ => false,
             };
+            // Tests only: the message doesn't wait for the disk.
             if early {
                 self.effects.send.push(message.clone());
             }
@@ -527,6 +529,7 @@ impl Driver {
             ..Batch::default()
         };
         self.queue(batch, number, after_persist);
+        // Tests only: the leader counts its own log before it is durable.
         if !self.guards.persist_before_self_ack() && self.consensus.leadership().0 == Role::Leader {
             self.consensus.persisted(number);
         }

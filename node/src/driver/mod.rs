@@ -6,12 +6,12 @@
 //!
 //! | type | owns | thread |
 //! |---|---|---|
-//! | [`Mail`] | what waits for consensus, and its bounds | all put in, **core** takes out |
-//! | [`Core`] | [`Driver`]: consensus, timers, barriers; who is told what was lost | **core** |
-//! | [`LogWriter`] | the log: what becomes one write and one sync, what is done when idle | **wal** |
-//! | [`Applier`] | the state machine: what shares a transaction, who is answered when | **apply** |
-//! | [`Snapshots`] | the bodies of snapshots: which one counts, when a file goes | core, apply, **back** |
-//! | [`run_fetch`] | nothing: reads old entries | **fetch** |
+//! | [`Mail`] | inputs that wait for consensus, and their limits | filled by all, emptied by **core** |
+//! | [`Core`] | [`Driver`] (consensus, timers, barriers); reports of lost messages | **core** |
+//! | [`LogWriter`] | the log: grouping of writes into one sync, work when idle | **wal** |
+//! | [`Applier`] | the state machine: grouping into transactions, answers to requests | **apply** |
+//! | [`Snapshots`] | bodies of snapshots: the current one, removal of files | core, apply, **back** |
+//! | [`run_fetch`] | nothing; it reads old entries | **fetch** |
 //!
 //! The modules `run`, `apply_thread`, `log_thread`, `back_threads` and `mailbox` hold the channels,
 //! locks and waits around these types. They make no decision that isn't about waiting.

@@ -52,8 +52,8 @@ pub struct NodeStatus {
 
 /// Returns whether a member ends when the peer `by` reports that it was removed.
 ///
-/// While the member may be the only one that knows, a learner's report doesn't count, because no
-/// candidate asks learners. Of two voters, the other one needs the member's vote until it is told
+/// While the member may be the only one that knows, a learner's report doesn't count: candidates
+/// don't ask learners for votes. Of two voters, the other one needs the member's vote until it is told
 /// of the removal.
 #[must_use]
 pub fn ends_at_word_of(by: u64, members: &Members, may_alone_know: bool) -> bool {

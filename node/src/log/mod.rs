@@ -22,9 +22,8 @@
 //!   that a crash cut off. Nobody was told that it was durable, so it is truncated.
 //! * **Records are padded to 4 KiB**, so that no sector with acknowledged bytes is ever written
 //!   again. A torn write can only damage its own record.
-//! * **Checksums are seeded with cluster, member, incarnation and segment number.** So old records
-//!   in a recycled segment never validate, and neither does a segment copied from another member or
-//!   place.
+//! * **Checksums are seeded with cluster, member, incarnation and segment number.** So neither old
+//!   records in a recycled segment nor a segment copied from elsewhere ever validate.
 //! * **Segments get their space before their name.** A segment is allocated as a whole, and its
 //!   first record is written and synced under the name of a spare. Only then is it renamed, and the
 //!   directory synced. So a named segment that is short or has no first record is damaged. The log

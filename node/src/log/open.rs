@@ -64,6 +64,7 @@ impl Log {
         if Self::exists(disk, member_dir)? {
             return Err(LogError::Exists { path: directory });
         }
+        // An earlier attempt may have been interrupted, and have left files.
         for name in disk.list(&making).map_err(LogError::io("list", &making))? {
             let path = making.join(name);
             disk.remove(&path).map_err(LogError::io("remove", &path))?;

@@ -46,6 +46,7 @@ impl Log {
         let identity = self.identity;
         let start = Start { identity, segment: number, segment_bytes: bytes, last, repeated };
         let (record, checksum) = encode_start(&start, self.sequence, self.previous);
+        // Durable before the rename: a named segment without its first record counts as damaged.
         spare.file.write_at(0, &record).map_err(LogError::io("write", &spare.path))?;
         spare.file.sync_data().map_err(LogError::io("sync", &spare.path))?;
         let path = segment_path(&self.directory, number);
@@ -62,7 +63,8 @@ impl Log {
         Ok(())
     }
 
-    /// Marks in the old segment that the next one exists, so that its loss would be noticed.
+    /// Marks in the old segment that the next one exists, so that its loss would be noticed. The mark
+    /// is written only after the next segment's name is durable.
     pub(super) fn mark_rolled(&self) -> Result<(), LogError> {
         let (path, file) = (&self.active.path, &self.active.file);
         let mut mark = vec![0; HEADER];

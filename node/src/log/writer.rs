@@ -111,9 +111,9 @@ impl Log {
         })
     }
 
-    /// Does one step of work ahead of need: zeros in the current segment, then spares (once the
-    /// current segment is no longer almost empty), then a seal. Returns whether there is more to
-    /// do. The caller does this when no other work waits. A full disk is no error here, but see
+    /// Does one step of work ahead of need. Zeros in the current segment come first, then spares
+    /// (once the current segment is no longer almost empty), then a seal. Returns whether there is
+    /// more to do. The caller does this when no other work waits. A full disk is no error here, but see
     /// [`is_short_of_space`](Self::is_short_of_space).
     pub fn prepare(&mut self) -> Result<bool, LogError> {
         self.guarded(|log| {

@@ -5,15 +5,15 @@
 //! 8  version            2   big endian, as all numbers
 //! 10 purpose            1   0 messages, 1 snapshot, 2 request, 3 members, 4 state,
 //!                           5 take snapshot, 6 take request
-//! 11 answer             1   0 from the dialler and for "accepted"; else why not
+//! 11 answer             1   0 in the dialler's hello and for "accepted"; otherwise the refusal
 //! 12 zero               4
 //! 16 cluster            8
 //! 24 from               8
 //! 32 to                 8
 //! 40 incarnation       16
 //! 56 boot counter       8
-//! 64 run                8   random per process: tells a clone from a reconnect
-//! 72 term               8   on its disk when the process began, as are the next two
+//! 64 run                8   random per process: distinguishes a copy from a reconnect
+//! 72 term               8   state of the disk when the process began, as the next two
 //! 80 vote               8
 //! 88 last index         8
 //! ```
@@ -316,6 +316,7 @@ impl Hello {
         record: Result<&Peer, bool>,
         key: Option<NodeKey>,
     ) -> Result<(), Refusal> {
+        // First, so that a member of another cluster learns nothing about this one's members.
         if self.cluster != local.cluster {
             return Err(Refusal::Cluster);
         }

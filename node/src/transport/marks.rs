@@ -110,6 +110,7 @@ impl Marks {
         let _file = lock(&self.file);
         let (version, text) = {
             let witness = self.witness();
+            // Another call may have written this version while this one waited for the lock.
             if self.has(what, &witness) {
                 return Ok(());
             }

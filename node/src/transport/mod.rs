@@ -6,9 +6,10 @@
 //! the reason, and the stream is closed.
 //!
 //! Each member tries to open a message stream to each other one. One stream is enough for two
-//! members: it carries messages, pings, promises and censuses (lists of members) of both. So two members work together
-//! as long as either can connect to the other, despite a firewall, NAT, or a name that one side
-//! can't resolve.
+//! members: it carries messages, pings, promises and censuses (lists of members) of both. So two
+//! members work together as long as either can connect to the other. A firewall, NAT, or a name
+//! that one side can't resolve doesn't separate them.
+//!
 //! - `links` decides which of several streams carries what this member sends; `link` runs one
 //!   stream.
 //! - `dial` keeps trying to open a stream until this member has opened one, even if the peer's

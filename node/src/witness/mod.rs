@@ -38,7 +38,7 @@
 //! # Who knows
 //!
 //! The receiver of a promise records it. Members send each other everything that they know, and
-//! their own promises: when a stream begins, and then when something changes, up to once a second.
+//! their own promises. They do so when a stream begins and after changes, up to once a second.
 //! The receiver merges this into its memory ([`Witness::told`]). If a process was accepted by a
 //! member that knew less, it is detected then and disconnected.
 //!

@@ -29,7 +29,7 @@ impl Consensus {
 
     /// Handles a vote request of any kind.
     ///
-    /// A removed leader can't vote for a candidate whose log is shorter than its own, but that
+    /// A removed leader can't vote for a candidate whose log is shorter than its own. But that
     /// candidate may be unable to win without its vote. The removed leader then sends what is
     /// committed, which it may do as the leader of its last term. Afterwards the candidate counts
     /// majorities without it.
