@@ -7,7 +7,7 @@ use crate::{Entry, Guards, HardState, Members, Position, Terms};
 /// Tuning parameters of one consensus instance. [`Config::new`] has the product's values.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// This member; never 0.
+    /// Id of this member; never 0.
     pub member: u64,
     /// Boot counter: how many times this member's log has been opened. Every read context contains
     /// it.
@@ -18,12 +18,12 @@ pub struct Config {
     pub election_ticks: usize,
     /// Ticks between a leader's heartbeats.
     pub heartbeat_ticks: usize,
-    /// Bytes of entries in one append message (one entry always fits).
+    /// Maximum bytes of entries in one append message. A single larger entry is sent nevertheless.
     pub max_message_bytes: u64,
     /// Maximum unacknowledged append messages per peer. Multiplied by `max_message_bytes`, this
     /// bounds the bytes in flight.
     pub max_inflight_messages: usize,
-    /// Bytes of proposals that a leader holds uncommitted before it refuses more.
+    /// Maximum bytes of uncommitted proposals that a leader holds before it refuses more.
     pub max_uncommitted_bytes: u64,
     /// Maximum bytes of committed entries in one [`Ready`](crate::Ready).
     pub max_committed_bytes: u64,
@@ -63,7 +63,7 @@ pub struct Initial {
     pub terms: Terms,
     /// All entries after `applied`, in order.
     pub entries: Vec<Entry>,
-    /// The last entry that the store has applied.
+    /// Position of the last entry that the store has applied.
     pub applied: Position,
     /// Members of the cluster as of `applied`. If this member is not among them, it was removed
     /// earlier.

@@ -146,8 +146,8 @@ impl Consensus {
             removed: BTreeSet::new(),
             led: None,
             found: 0,
-            // A removal before this start. Whether another leader told this member of it is no longer
-            // known.
+            // A member that was removed before this start no longer knows whether another leader told
+            // it so.
             stays: !initial.members.contains(config.member),
             early: Early::default(),
             ticks: 0,

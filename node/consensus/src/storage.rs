@@ -34,7 +34,7 @@ pub(crate) struct LogView {
 #[derive(Default)]
 struct Asked {
     fetches: Vec<(Fetch, GetEntriesContext)>,
-    /// Position in `fetches` of the first that the caller has not taken yet.
+    /// Position in `fetches` of the first fetch that the caller has not taken yet.
     told: usize,
     next_fetch: u64,
     fetched: Vec<RaftEntry>,

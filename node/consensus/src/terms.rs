@@ -5,7 +5,7 @@ use crate::Position;
 /// Terms of a contiguous range of entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// (first index, term), ascending in both.
+    /// Runs as (first index, term), ascending in both.
     runs: Vec<(u64, u64)>,
     /// Last index covered; meaningless while `runs` is empty.
     last: u64,

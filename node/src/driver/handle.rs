@@ -123,8 +123,8 @@ impl<O: Send + 'static> Handle<O> {
         self.propose_entry(EntryKind::Normal, payload, id).await
     }
 
-    /// Proposes a change of members, in the way of [`propose`](Self::propose). The change waits
-    /// until a quorum is known to have the previous one.
+    /// Proposes a change of members, as [`propose`](Self::propose) does for a request. The change
+    /// waits until a quorum is known to have the previous one.
     pub async fn propose_change(&self, payload: Bytes, id: RequestId) -> Result<O, ProposeError> {
         self.propose_entry(EntryKind::ConfChange, payload, id).await
     }

@@ -403,8 +403,8 @@ fn options(max_backlog_bytes: usize) -> DriverOptions {
     }
 }
 
-/// Otherwise a follower full of uncommitted entries would for ever drop the appends that should
-/// replace them.
+/// If uncommitted entries could exceed the limit on unapplied ones, a follower full of them would
+/// drop all appends. It would then never receive those that should replace them.
 #[test]
 #[should_panic(expected = "1000 are no bound on the backlog")]
 fn what_may_be_uncommitted_fits_into_the_backlog() {

@@ -136,7 +136,7 @@ impl LogWriter {
 pub fn run_fetch(log: &Reader, fetch: Fetch) -> Result<Notice, LogError> {
     let Fetch { id, low, high, max_bytes } = fetch;
     let entries = match log.entries(low, high, max_bytes) {
-        // Compacted meanwhile. Consensus will find that the peer needs a snapshot.
+        // The entries were compacted meanwhile. Consensus will find that the peer needs a snapshot.
         Err(LogError::NotThere { .. }) => Vec::new(),
         other => other?,
     };

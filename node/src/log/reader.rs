@@ -37,8 +37,8 @@ impl Reader {
     }
 
     pub(super) fn shared(&self) -> RwLockReadGuard<'_, Shared> {
-        // The lock may be poisoned: the writer panics only on a broken invariant, and then the
-        // process ends.
+        // A poisoned lock doesn't matter: the writer panics only on a broken invariant, and then
+        // the process ends.
         self.shared.read().unwrap_or_else(PoisonError::into_inner)
     }
 

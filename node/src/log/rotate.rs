@@ -46,7 +46,8 @@ impl Log {
         let identity = self.identity;
         let start = Start { identity, segment: number, segment_bytes: bytes, last, repeated };
         let (record, checksum) = encode_start(&start, self.sequence, self.previous);
-        // Durable before the rename: a named segment without its first record counts as damaged.
+        // This must be durable before the rename: a named segment without its first record counts
+        // as damaged.
         spare.file.write_at(0, &record).map_err(LogError::io("write", &spare.path))?;
         spare.file.sync_data().map_err(LogError::io("sync", &spare.path))?;
         let path = segment_path(&self.directory, number);

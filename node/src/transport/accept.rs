@@ -99,8 +99,8 @@ async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, k
             let receiving = snapshot::receive(&shared, &peer, stream.io);
             while_it_fits(&peer, proof, receiving).await
         }
-        // A request is answered even if the peer ceases to be a member meanwhile: its request may
-        // be the cause.
+        // A request is answered even if the peer ceases to be a member meanwhile, because the
+        // request itself may ask for its removal.
         Purpose::Request => tokio::select! {
             () = shared.stopping.cancelled() => Ok(()),
             ended = request::answer(&shared, &peer, stream.io) => ended,

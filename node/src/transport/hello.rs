@@ -316,7 +316,8 @@ impl Hello {
         record: Result<&Peer, bool>,
         key: Option<NodeKey>,
     ) -> Result<(), Refusal> {
-        // First, so that a member of another cluster learns nothing about this one's members.
+        // The cluster is checked first, so that a member of another one learns nothing about the
+        // members here.
         if self.cluster != local.cluster {
             return Err(Refusal::Cluster);
         }

@@ -178,8 +178,8 @@ pub(crate) trait PeerEvents: Send + Sync + 'static {
     /// Reports that `by`, an authenticated peer, says that this member was removed. Must not block.
     fn removed(&self, by: MemberId);
 
-    /// Reports that too many peers refuse this member's data directory for it ever to have a
-    /// quorum. The directory is not that of the member. Must not block.
+    /// Reports that this member can never have a quorum again, because too many peers refuse its
+    /// data directory. That directory is not the member's. Must not block.
     fn disowned(&self, why: Refusal);
 }
 

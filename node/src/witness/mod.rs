@@ -168,8 +168,8 @@ pub enum Objection {
     Amnesia,
 }
 
-/// Number of remembered members from which on strangers find no room. Strangers are members that
-/// only other members' censuses list.
+/// Number of remembered members at which strangers are no longer recorded. A stranger is a member
+/// that only other members' censuses list.
 const MOST_KNOWN: usize = 256;
 
 /// Memory that one member has of its peers.
@@ -185,7 +185,7 @@ impl Witness {
     /// refusal.
     ///
     /// # Errors
-    /// If the process falls short of what is known about the member.
+    /// If the process contradicts what is known about the member; the error says how.
     pub fn admit(&mut self, member: MemberId, shown: &Appearance) -> Result<(), Objection> {
         let account = self.judge(member, shown)?;
         if self.known.insert(member, account) != Some(account) {
@@ -198,7 +198,7 @@ impl Witness {
     /// Returns whether this process would be accepted, and for the first time.
     ///
     /// # Errors
-    /// If the process falls short of what is known about the member.
+    /// If the process contradicts what is known about the member; the error says how.
     pub fn is_new(&self, member: MemberId, shown: &Appearance) -> Result<bool, Objection> {
         let account = self.judge(member, shown)?;
         Ok(self.known.get(&member).is_none_or(|known| known.run != account.run))

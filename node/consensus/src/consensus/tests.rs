@@ -312,7 +312,8 @@ fn a_follower_applies_a_change_once_its_disk_knows_that_it_is_committed() {
     assert_eq!((known, member.status().applied), (change, change));
 }
 
-/// The leader asks only once, and accepts no proposals until it gives up.
+/// A leader that transfers its leadership asks the target only once, and accepts no proposals until
+/// it gives up. So the target must not forget the request.
 #[test]
 fn who_is_told_to_take_over_does_so_as_soon_as_the_last_change_is_applied() {
     let (mut member, change) = behind_a_change();

@@ -55,7 +55,7 @@ fn a_snapshot_takes_three_steps_each_durable_before_the_next() {
     driver.message(append(FIRST, 1));
     let written = driver.advance().persist;
     assert_eq!((written[0].0, written[0].1.entries.len()), (1, 1));
-    // A snapshot arrives while that is being written.
+    // A snapshot arrives while that batch is being written.
     let (at, body) = (Position { index: 50, term: 4 }, PathBuf::from("body"));
     let message = from(2, MessageKind::Snapshot, 4);
     let message = Message { snapshot: Some(at), members: Some(three()), ..message };
@@ -81,8 +81,8 @@ fn a_snapshot_takes_three_steps_each_durable_before_the_next() {
     assert_eq!((told[0].kind, told[0].to, told[0].index), (MessageKind::AppendResponse, 2, 50));
 }
 
-/// The follower was still applying that change when a snapshot arrived, whose members are later
-/// ones.
+/// A follower is still applying a change of members when a snapshot arrives, whose members are
+/// later ones.
 #[test]
 fn a_change_applied_while_a_snapshot_is_on_its_way_is_part_of_that_already() {
     let mut driver = follower();
