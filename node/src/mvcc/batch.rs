@@ -1,4 +1,4 @@
-//! Changing the store, within one batch of log entries.
+//! Changes to the store within one batch of log entries.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -25,19 +25,20 @@ use crate::auth::{AuthState, Forget, SecretHash, Tokens};
 use crate::lease::{Lease, LeaseTable};
 use crate::membership::MemberTable;
 
-/// Keys that are deleted while readers wait for the index.
+/// Maximum number of keys deleted under one hold of the index's write lock. Readers of the index
+/// wait meanwhile.
 const DELETED_AT_ONCE: usize = 1_000;
 
-/// What a finished batch hands back to the writer.
+/// Result of a finished batch, handed back to the writer.
 pub(crate) struct Done {
     pub(crate) progress: Progress,
-    /// If it changed.
+    /// Members, alarms and users after the batch; `None` if the batch didn't change them.
     pub(crate) cluster: Option<Cluster>,
     pub(crate) events: EventBatch,
     pub(crate) tokens: Vec<TokenNews>,
 }
 
-/// What becomes of tokens, once the batch is in the store.
+/// Change to the table of auth tokens. The writer makes it once the batch is in the store.
 pub(crate) enum TokenNews {
     Assigned { index: u64, secret: SecretHash, user: Arc<str> },
     Forget(Forget),
@@ -54,16 +55,19 @@ impl TokenNews {
     }
 }
 
-/// An event whose bytes lie in the batch's buffer, which grows until the batch is done.
+/// Event whose encoded `KeyValue` is still in the batch's buffer, since that grows until the batch
+/// is done.
 struct Pending {
+    /// Offset in the buffer at which the event's bytes end. They begin where the previous event's
+    /// end.
     end: usize,
     kind: EventKind,
     revision: Revision,
     is_create: bool,
 }
 
-/// One transaction's worth of changes. Each write request is a group of changes that share a main
-/// revision: change, then [`Batch::end_request`].
+/// Changes of one storage transaction. Each write request is a group of changes that share a main
+/// revision: make the changes, then call [`Batch::end_request`].
 pub struct Batch<'txn> {
     txn: &'txn WriteTransaction,
     records: Table<'txn, u128, &'static [u8]>,
@@ -71,11 +75,11 @@ pub struct Batch<'txn> {
     progress: Progress,
     cluster: Arc<Cluster>,
     cluster_changed: bool,
-    /// Changes so far of the present request.
+    /// Number of changes made by the current request.
     changes: u32,
-    /// And what it asked for.
+    /// Operations of the current request, for the metrics.
     counted: Cell<Counted>,
-    /// The encoded `KeyValue`s of all events, one after the other.
+    /// Encoded `KeyValue`s of all events, one after the other.
     buffer: BytesMut,
     events: Vec<Pending>,
     record_bytes: i64,
@@ -129,13 +133,13 @@ impl<'txn> Batch<'txn> {
         }
     }
 
-    /// The newest revision, the present request's changes included.
+    /// Returns the newest revision, counting the current request if it has changed anything.
     #[must_use]
     pub fn revision(&self) -> i64 {
         self.progress.revision + i64::from(self.changes > 0)
     }
 
-    /// Reads below it are refused.
+    /// Returns the compaction revision. Reads at a lower revision are refused.
     #[must_use]
     pub fn compacted(&self) -> i64 {
         self.progress.compacted
@@ -156,7 +160,8 @@ impl<'txn> Batch<'txn> {
         self.counted.set(counted);
     }
 
-    /// Reads a range, if `room` has some for it; sees the present request's changes.
+    /// Reads a range, including the current request's changes. Returns `None` if the answer doesn't
+    /// fit into `room`.
     pub fn range(
         &self,
         request: &RangeRequest,
@@ -166,8 +171,9 @@ impl<'txn> Batch<'txn> {
         self.source().range(request, room)
     }
 
-    /// Shows every key of `range` with its newest value, in key order, until `look` says no; sees
-    /// the present request's changes. Holds one value at a time.
+    /// Calls `look` for each key of `range` with its newest value, in key order, until `look`
+    /// returns false. The current request's changes are included. Only one value is in memory at a
+    /// time.
     pub fn each(
         &self,
         range: KeyRange,
@@ -176,13 +182,13 @@ impl<'txn> Batch<'txn> {
         self.source().each(range, look)
     }
 
-    /// The newest value of `key`.
+    /// Returns the newest value of `key`, or `None` if the key doesn't exist.
     pub fn get(&self, key: &[u8]) -> Result<Option<KeyValue>, StoreError> {
         self.count(|counted| counted.ranges += 1);
         self.source().newest(key)
     }
 
-    /// Whether `key` is there.
+    /// Whether `key` exists now.
     #[must_use]
     pub fn has(&self, key: &[u8]) -> bool {
         self.newest(key).is_some()
@@ -198,7 +204,7 @@ impl<'txn> Batch<'txn> {
         at
     }
 
-    /// Writes `key`. Returns the revision of the request.
+    /// Writes `key`. Returns the request's main revision.
     pub fn put(&mut self, key: Bytes, value: Bytes, lease: i64) -> Result<i64, StoreError> {
         self.count(|counted| counted.puts += 1);
         let at = self.next_change();
@@ -220,7 +226,7 @@ impl<'txn> Batch<'txn> {
         Ok(at.main)
     }
 
-    /// Deletes every key of `range`, in key order; returns how many there were.
+    /// Deletes every key of `range`, in key order. Returns how many keys were deleted.
     pub fn delete(&mut self, range: &KeyRange) -> Result<i64, StoreError> {
         self.count(|counted| counted.deletes += 1);
         let mut keys: Vec<Bytes> = Vec::new();
@@ -238,7 +244,7 @@ impl<'txn> Batch<'txn> {
         Ok(deleted)
     }
 
-    /// Which leases there are, with the keys that are attached to them.
+    /// Locks the table of leases and their attached keys for reading.
     pub(crate) fn lease_table(&self) -> RwLockReadGuard<'txn, LeaseTable> {
         self.shared.leases.read().expect("nothing panics while it holds this lock")
     }
@@ -247,20 +253,21 @@ impl<'txn> Batch<'txn> {
         self.shared.leases.write().expect("nothing panics while it holds this lock")
     }
 
-    /// The lease of this name, if it is there.
+    /// Returns the lease with this ID, if it exists.
     #[must_use]
     pub fn lease(&self, id: i64) -> Option<Lease> {
         self.leases().get(id)
     }
 
-    /// Grants a lease, which must not be there.
+    /// Grants a lease. No lease with its ID may exist yet.
     pub fn grant(&mut self, lease: Lease) -> Result<(), StoreError> {
         self.txn.open_table(LEASES)?.insert(lease.id, &encode_lease(lease)[..])?;
         self.leases().grant(lease);
         Ok(())
     }
 
-    /// Notes what a lease has left, in seconds; 0: its whole TTL. One that isn't there is passed over.
+    /// Records a lease's remaining time in seconds; 0 means its whole TTL. An unknown lease is
+    /// ignored.
     pub fn note_left(&mut self, id: i64, left: i64) -> Result<(), StoreError> {
         let noted = self.leases().note(id, left);
         if let Some(lease) = noted {
@@ -269,8 +276,8 @@ impl<'txn> Batch<'txn> {
         Ok(())
     }
 
-    /// Takes a lease away, and deletes the keys that are attached to it, in key order. Whether it was
-    /// there.
+    /// Revokes a lease and deletes the keys attached to it, in key order. Returns whether the lease
+    /// existed.
     pub fn revoke(&mut self, id: i64) -> Result<bool, StoreError> {
         let revoked = self.leases().revoke(id);
         let Some(keys) = revoked else { return Ok(false) };
@@ -279,7 +286,7 @@ impl<'txn> Batch<'txn> {
         Ok(true)
     }
 
-    /// Deletes keys that are there, given in key order.
+    /// Deletes `keys`, which must exist and be in key order.
     fn delete_all<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<(), StoreError> {
         let mut together = Tombstones::default();
         for keys in keys.chunks(DELETED_AT_ONCE) {
@@ -316,20 +323,21 @@ impl<'txn> Batch<'txn> {
         Ok(())
     }
 
-    /// Counts an entry that was applied, of a kind of [`APPLIED`](super::APPLIED).
+    /// Counts an applied entry and its duration. `kind` is an index into
+    /// [`APPLIED`](super::APPLIED).
     pub(crate) fn time(&self, kind: usize, is_done: bool, took: std::time::Duration) {
         self.shared.operations.time(kind, is_done, took);
     }
 
-    /// Ends a write request: its changes, if there were any, are one revision.
+    /// Ends a write request. If it changed anything, its changes become one main revision.
     pub fn end_request(&mut self) {
         self.progress.revision = self.revision();
         self.changes = 0;
         self.shared.operations.add(self.counted.take());
     }
 
-    /// From here on nothing before `revision` can be read. What that makes unreachable is taken
-    /// away later.
+    /// Compacts at `revision`: reads at a lower revision are refused from now on. The records that
+    /// become unreachable are deleted later, in steps.
     pub fn compact(&mut self, revision: i64) -> Result<(), ReadError> {
         if revision <= self.progress.compacted {
             return Err(ReadError::Compacted);
@@ -343,8 +351,9 @@ impl<'txn> Batch<'txn> {
         Ok(())
     }
 
-    /// The next revision is higher by `by` than it would have been, and nothing before can be read
-    /// or watched: whoever has seen revisions that are lost here is told to read anew.
+    /// Raises the revision by `by` and compacts there, so that nothing older can be read or
+    /// watched. Clients that saw revisions which are lost here then get "compacted" and must read
+    /// everything again.
     pub fn leave_behind(&mut self, by: i64) {
         self.progress.revision = self.progress.revision.saturating_add(by);
         self.progress.compacted = self.progress.revision;
@@ -352,29 +361,29 @@ impl<'txn> Batch<'txn> {
         index.set_compacted(self.progress.compacted);
     }
 
-    /// Who belongs to the cluster.
+    /// Returns the current and removed members of the cluster.
     #[must_use]
     pub fn members(&self) -> &MemberTable {
         &self.cluster.members
     }
 
-    /// Which rules hold for changes of them.
+    /// Returns which safety rules for changes of members are switched on.
     pub(crate) fn guards(&self) -> Guards {
         self.shared.guards
     }
 
-    /// The same, to be changed.
+    /// Returns the member table for changes, which are written with the batch.
     pub fn members_mut(&mut self) -> &mut MemberTable {
         Arc::make_mut(&mut self.cluster_mut().members)
     }
 
-    /// The alarms that are raised, by member.
+    /// Returns the active alarms, ordered by member ID.
     #[must_use]
     pub fn alarms(&self) -> &[AlarmMember] {
         &self.cluster.alarms
     }
 
-    /// Raises an alarm; one that is raised stays so.
+    /// Raises an alarm. Raising an active alarm changes nothing.
     pub fn raise_alarm(&mut self, alarm: AlarmMember) {
         let key = |a: &AlarmMember| (a.member_id, a.alarm);
         if let Err(at) = self.cluster.alarms.binary_search_by_key(&key(&alarm), key) {
@@ -382,30 +391,31 @@ impl<'txn> Batch<'txn> {
         }
     }
 
-    /// Lowers an alarm; `false` if it was not raised.
+    /// Disarms an alarm. Returns `false` if it was not active.
     pub fn lower_alarm(&mut self, alarm: &AlarmMember) -> bool {
         let Some(at) = self.cluster.alarms.iter().position(|a| a == alarm) else { return false };
         self.cluster_mut().alarms.remove(at);
         true
     }
 
-    /// Who may do what.
+    /// Returns users, roles and whether authentication is enabled.
     #[must_use]
     pub fn auth(&self) -> &AuthState {
         &self.cluster.auth
     }
 
-    /// From now on.
+    /// Replaces users, roles and the switch for authentication.
     pub fn set_auth(&mut self, auth: AuthState) {
         self.cluster_mut().auth = Arc::new(auth);
     }
 
-    /// From now on a token with this secret, given by the entry `index`, is this user's.
+    /// Assigns a token to `user` once the batch is in the store. `secret` is the hash of the
+    /// token's secret; `index` is the log entry that issued the token.
     pub fn assign_token(&mut self, index: u64, secret: SecretHash, user: &str) {
         self.tokens.push(TokenNews::Assigned { index, secret, user: user.into() });
     }
 
-    /// Tokens that prove nothing from now on.
+    /// Revokes tokens once the batch is in the store.
     pub fn forget_tokens(&mut self, whose: Forget) {
         self.tokens.push(TokenNews::Forget(whose));
     }

@@ -1,9 +1,12 @@
-//! Taking away what a compaction has made unreachable, a bounded number of keys at a time.
+//! Deletion of the records that a compaction has made unreachable, a bounded number of keys at a
+//! time.
 //!
-//! The request itself only moves the border (see [`super::Batch::compact`]). The work goes along
-//! the key index: a step compacts some keys' histories and deletes the records that they drop; the
-//! last steps take away the rows in which tombstones lie together ([`super::rows`]). It is safe to
-//! stop anywhere: a store that is opened with the work unfinished begins again at the
+//! The compaction request itself only raises the compaction revision (see
+//! [`super::Batch::compact`]). The deletion then walks the key index. Each step compacts the
+//! histories of some keys and deletes the records that these histories drop. The last steps delete
+//! the rows that hold several tombstones ([`super::rows`]).
+//!
+//! The work may stop anywhere. A store that is opened with the work unfinished begins again at the
 //! first key, and finds only what is still there.
 
 use std::sync::atomic::Ordering;
@@ -21,28 +24,30 @@ use super::tables::{META, RECORDS, write_compacted};
 
 type Rows<'txn> = Table<'txn, u128, &'static [u8]>;
 
-/// What a row of tombstones holds, roughly: so many are a key each in a step's measure.
+/// Approximate number of tombstones in one row. It converts a step's number of keys to a number of
+/// rows.
 const TOMBSTONES_PER_ROW: usize = 64;
 
-/// What a compaction turns to next.
+/// Next part of a compaction's work.
 #[derive(Debug)]
 enum Next {
-    /// The keys after this one, or all.
+    /// Keys after this one; all keys if `None`.
     Keys(Option<Box<[u8]>>),
-    /// Rows of many tombstones, from this one on.
+    /// Rows of several tombstones, from this row on.
     Tombstones(u128),
 }
 
-/// How far a compaction has come.
+/// Progress of a compaction.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     revision: i64,
     next: Next,
-    /// The compaction before, if all of it is done: the checksum is to be kept.
+    /// Revision of the previous compaction, if this one has not begun and that one was finished.
+    /// The checksum as of this compaction is then kept before anything is deleted.
     previous: Option<i64>,
 }
 
-/// The first row that a compaction at `revision` does not reach.
+/// Returns the first row that a compaction at `revision` does not affect.
 fn first_after(revision: i64) -> u128 {
     Revision { main: revision.saturating_add(1), sub: 0 }.to_row()
 }
@@ -57,17 +62,17 @@ impl Cursor {
     }
 }
 
-/// What a step left to do.
+/// Whether a compaction has work left after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompactionProgress {
-    /// Call again, after a pause if others should get a turn.
+    /// Work is left. The caller calls again, after a pause if other tasks should run.
     More,
-    /// There is nothing to do until the next compaction is asked for.
+    /// Nothing is left until the next compaction is requested.
     Idle,
 }
 
 impl Store {
-    /// Does a bounded piece of the compaction that is under way, if any. Blocks while a batch is
+    /// Runs one bounded step of the current compaction, if there is one. Blocks while a batch is
     /// being written.
     pub fn compact_step(&self) -> Result<CompactionProgress, StoreError> {
         let _alone = self.shared.rows_stay.lock().expect("a panic under it stops the process");
@@ -83,8 +88,8 @@ impl Store {
         if let Some(previous) = cursor.previous {
             self.keep_hash(file, cursor.revision, previous)?;
         }
-        // The transaction comes first: whoever opens a batch meanwhile waits for it, so that
-        // index and records change together.
+        // The transaction begins before the index changes. A batch that begins meanwhile waits for
+        // it, so that index and records change together.
         let mut txn = file.db.begin_write()?;
         txn.set_durability(Durability::None)?;
         let (left, freed) = {
@@ -107,7 +112,8 @@ impl Store {
 
         let mut next = shared.lock_cursor();
         if let Some(left) = left {
-            // A newer compaction starts over; else go on here.
+            // A newer compaction, if one was requested meanwhile, starts from the first key.
+            // Otherwise this one continues.
             next.get_or_insert(Cursor { next: left, ..Cursor::new(cursor.revision) });
         }
         let more = next.is_some();
@@ -118,8 +124,8 @@ impl Store {
         Ok(if more { CompactionProgress::More } else { CompactionProgress::Idle })
     }
 
-    /// Forgets changes of some keys, and takes away what lies in a row of its own. What is left to do,
-    /// and the bytes that are free now.
+    /// Compacts the histories of some keys, and deletes the dropped records that have a row of
+    /// their own. Returns what is left to do and the freed bytes.
     fn compact_keys(
         &self,
         rows: &mut Rows<'_>,
@@ -152,8 +158,9 @@ impl Store {
         Ok((next, freed))
     }
 
-    /// Once all keys are compacted: takes away some of the rows of tombstones from `from` on. None of a
-    /// request before `revision` is needed any more; of the one at `revision` those stay that are in the index.
+    /// Deletes some of the rows of several tombstones, from the row `from` on. Called once all keys
+    /// are compacted. Tombstones below `revision` are all deleted. Those at `revision` stay if the
+    /// index still has them.
     fn compact_tombstones(
         &self,
         rows: &mut Rows<'_>,
@@ -197,38 +204,40 @@ impl Store {
         Ok((next, freed))
     }
 
-    /// Keeps the checksum as of a compaction that has not taken anything away yet.
+    /// Keeps the checksum as of a compaction that has not deleted anything yet.
     fn keep_hash(&self, file: &File, revision: i64, previous: i64) -> Result<(), StoreError> {
-        // Not the newest view: that may not be there yet.
+        // Not the newest view: the one with this compaction may not be published yet.
         let records = file.db.begin_read()?.open_table(RECORDS)?;
         let nothing = read(&self.shared.index).compacts_to_nothing(revision);
         match self.hash_upto(&records, revision, previous, nothing) {
             Ok(hash) => self.shared.hashes.keep(hash),
             Err(ReadError::Store(error)) => return Err(error),
-            // A newer compaction has overtaken this one, and does its work as well.
+            // A newer compaction has overtaken this one and does its work as well.
             Err(ReadError::Compacted | ReadError::Superseded | ReadError::Future) => {}
         }
         Ok(())
     }
 
-    /// Finishes the compaction that is under way.
+    /// Runs the current compaction to its end.
     pub fn compact_all(&self) -> Result<(), StoreError> {
         while self.compact_step()? == CompactionProgress::More {}
         Ok(())
     }
 
-    /// The same, for who writes to the file already.
+    /// Runs the current compaction to its end on `file`, for a caller that holds the store's file
+    /// lock.
     pub(crate) fn compact_in(&self, file: &File) -> Result<(), StoreError> {
         while self.compact_piece(file)? == CompactionProgress::More {}
         Ok(())
     }
 
-    /// Returns once a compaction has been asked for since the last call. For one caller at a time.
+    /// Waits until a compaction was requested since the last call. Only one task may wait at a
+    /// time.
     pub async fn compaction_wanted(&self) {
         self.shared.wanted.notified().await;
     }
 
-    /// Records in the file, reachable or not.
+    /// Returns the number of records in the file, unreachable ones included.
     #[cfg(test)]
     pub(crate) fn stored_revisions(&self) -> Result<u64, StoreError> {
         let mut count = 0;

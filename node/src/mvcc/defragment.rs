@@ -1,15 +1,20 @@
-//! A smaller file in the store's place, while the store is read and written.
+//! Defragmentation: replaces the store's file by a smaller one while the store is read and written.
 //!
-//! The library under the store uses pages again that became free, but its file shrinks little by
-//! itself. So everything is copied into a new file: first all records of one view, however long that
-//! takes, while others go on writing; then, with writers held off, what they added since, which is
-//! little, and all that isn't records. That is made durable, renamed over the old file, and from
-//! then on read and written. Records have new revisions and are never changed, and compaction, which
-//! alone takes some away, waits meanwhile: so a view's records and those after it are all.
+//! redb, the library under the store, reuses freed pages, but its file hardly shrinks by itself. So
+//! the contents are copied into a new file, in these steps:
 //!
-//! A crash leaves one of the two files under the store's name, each whole: the old one is not
-//! changed by any of this, and the log keeps what came after its last checkpoint; the new one has
-//! more. A new file that didn't get its name is removed at the next start.
+//! 1. All records of one view are copied. This may take long, and writes continue.
+//! 2. Writers are held off. The few records that were added meanwhile are copied, and every other
+//!    table.
+//! 3. The new file is made durable and renamed over the old one. All reads and writes use it from
+//!    then on.
+//!
+//! The records of the view and the later ones are complete: each record has a new revision and is
+//! never changed. Only compaction deletes records, and it waits meanwhile.
+//!
+//! After a crash one of the two files has the store's name, and each of them is complete. The old
+//! file is not changed by any of this, and the log keeps what came after its last checkpoint. The
+//! new file holds at least as much. A new file that was not renamed is removed at the next start.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,14 +33,14 @@ use super::store::{File, Shared, Store, View, freeze};
 use super::tables::{ALARMS, LEASES, MEMBERS, META, RECORDS, REMOVED, ROLES, USERS};
 use crate::disk::{Backend, Open, SharedDisk};
 
-/// The store's file in the member's directory.
+/// Name of the store's file in the member's directory.
 const NAME: &str = "db";
-/// The one that is to take its place.
+/// Name of the new file until it replaces the store's file.
 const NEW: &str = "db.defragmented";
-/// Stays free on the disk, for the log.
+/// Bytes of disk space that a defragmentation leaves free for the log.
 const KEEP_FREE_BYTES: u64 = 64 << 20;
 
-/// Where a store lies.
+/// Location of a store's file.
 #[derive(Clone, Debug)]
 pub struct StoreFile {
     disk: SharedDisk,
@@ -43,19 +48,19 @@ pub struct StoreFile {
 }
 
 impl StoreFile {
-    /// In a member's directory.
+    /// Names the store's file in the member directory `dir`.
     #[must_use]
     pub fn new(disk: SharedDisk, dir: &Path) -> Self {
         Self { disk, dir: dir.to_owned() }
     }
 
-    /// Its path.
+    /// Returns the path of the store's file.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.dir.join(NAME)
     }
 
-    /// Removes what a defragmentation that was cut short has left.
+    /// Removes the unfinished new file of an interrupted defragmentation.
     pub fn tidy(&self) -> io::Result<()> {
         let left = self.dir.join(NEW);
         if self.disk.exists(&left)? { self.disk.remove(&left) } else { Ok(()) }
@@ -66,50 +71,49 @@ impl StoreFile {
     }
 }
 
-/// What a defragmentation came to.
+/// File sizes before and after a defragmentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Defragmented {
-    /// Length of the file before, bytes.
+    /// Length of the file before, in bytes.
     pub before: u64,
-    /// And after.
+    /// Length of the file after, in bytes.
     pub after: u64,
 }
 
-/// Why the file is as it was.
+/// Reason why a defragmentation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DefragmentError {
-    /// The new file beside the old one would fill the disk up.
+    /// The new file beside the old one would fill the disk.
     #[error(
         "the disk has {free} bytes free, and the new file beside the old one may take {wanted}"
     )]
     NoSpace {
-        /// On the disk, bytes.
+        /// Free bytes on the disk.
         free: u64,
-        /// The new file, and what stays free for the log.
+        /// Estimated bytes of the new file, plus those that stay free for the log.
         wanted: u64,
     },
-    /// A snapshot has replaced the store meanwhile.
+    /// A snapshot replaced the store's contents meanwhile.
     #[error("the store was replaced by a snapshot meanwhile; try again")]
     Replaced,
-    /// The new file could not be made.
+    /// The new file could not be created or renamed.
     #[error("the new file could not be made")]
     Disk(#[from] io::Error),
-    /// The same, or the old one could not be read.
+    /// The old file could not be read, or the new one could not be written.
     #[error("the store could not be copied")]
     Store(#[from] StoreError),
-    /// The new file has its name, and that may not survive a crash: neither of the two may be
-    /// written any more. The process has to end.
+    /// The new file was renamed, but the rename may not survive a crash. Neither file may be
+    /// written any more, so the process has to end.
     #[error("the new file's name could not be made durable")]
     Unsettled(#[source] io::Error),
 }
 
 impl Store {
-    /// Makes the file as small as what it holds. Takes as long as reading and writing all of it; reads
-    /// and writes go on but for an instant at the end, compactions wait. One at a time: a second one waits.
-    /// Call it where it may block.
+    /// Copies the store into a file that is as small as its contents, and replaces the old file.
     ///
-    /// # Errors
-    /// The store is as it was, and goes on, unless the error is [`DefragmentError::Unsettled`].
+    /// It takes as long as reading and writing the whole contents. Reads and writes continue except
+    /// for an instant at the end; compactions wait. A second defragmentation waits for the first.
+    /// Call this function where it may block.
     pub fn defragment(&self, at: &StoreFile) -> Result<Defragmented, DefragmentError> {
         let shared = &self.shared;
         let _alone = shared.rows_stay.lock().expect("a panic under it stops the process");
@@ -118,7 +122,7 @@ impl Store {
         at.tidy()?;
         let put = copy(shared, at).and_then(|copy| take_its_place(shared, at, copy));
         if put.is_err() {
-            // If that fails too, the next start or defragmentation does it.
+            // If this fails too, the next start or defragmentation removes the file.
             let _ = at.tidy();
         }
         put.map(|()| Defragmented { before, after: self.file_bytes() })
@@ -126,19 +130,19 @@ impl Store {
 
     fn check_space(&self, at: &StoreFile) -> Result<(), DefragmentError> {
         let free = at.disk.free_bytes(&at.dir)?;
-        // Half as much again as the records, for pages that are not full.
+        // Half of the records' size is added for pages that are not full.
         let held = self.record_bytes();
         let wanted = (held + held / 2).saturating_add(KEEP_FREE_BYTES);
         if free < wanted { Err(DefragmentError::NoSpace { free, wanted }) } else { Ok(()) }
     }
 }
 
-/// A new file with the records of one view.
+/// New file with a copy of the records of one view.
 pub(super) struct Copy {
     file: File,
-    /// The view's.
+    /// Revision of the view.
     revision: i64,
-    /// Which of the states that replaced all others it is of.
+    /// Value of the counter `Shared::replaced` before the copy began.
     replaced: u64,
 }
 
@@ -177,7 +181,7 @@ pub(super) fn take_its_place(
         txn.commit().map_err(StoreError::from)?;
     }
     assert_eq!(tables(&place)?, tables(&copy.file)?, "a table that isn't copied would be gone");
-    // To close it cuts off what it grew by and doesn't need.
+    // Closing the file truncates the space that redb allocated and doesn't need.
     drop(copy.file);
     let file = Arc::new(File::open(at.open_new(Open::Existing)?, shared.cache_bytes)?);
     let View { records, txn, .. } = freeze(&file)?.view;
@@ -193,7 +197,8 @@ pub(super) fn take_its_place(
         progress: shown.progress,
     });
     drop(place);
-    // To close it may take a while, and nobody has to wait for that.
+    // Closing the old file may take a while. It happens after the lock is released, so nobody
+    // waits.
     drop(old);
     Ok(())
 }
@@ -206,12 +211,12 @@ fn tables(file: &File) -> Result<BTreeSet<String>, StoreError> {
 fn begin(file: &File) -> Result<WriteTransaction, StoreError> {
     let mut txn = file.db.begin_write()?;
     txn.set_durability(Durability::Immediate)?;
-    // Else the next start after a crash would read the whole file.
+    // Without this, redb would read the whole file at the next start after a crash.
     txn.set_quick_repair(true);
     Ok(txn)
 }
 
-/// The records of `view` from the revision `from` on.
+/// Copies the records of `view` whose main revision is `from` or higher.
 fn copy_records(view: &View, from: i64, to: &WriteTransaction) -> Result<(), StoreError> {
     let mut records = to.open_table(RECORDS)?;
     for row in view.records.range(Revision { main: from, sub: 0 }.to_row()..)? {

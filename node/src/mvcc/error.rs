@@ -1,4 +1,4 @@
-//! What can go wrong, by what the caller does about it.
+//! Errors of the store, divided by what the caller does about them.
 
 use std::io::ErrorKind::{InvalidData, UnexpectedEof};
 
@@ -6,77 +6,80 @@ use node_proto::command::DecodeError;
 
 use crate::machine::EntryKind;
 
-/// A read that can't be answered.
+/// Error of a read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The revision lies before the last compaction: ask for a newer one.
+    /// The revision is below the last compaction. The client should ask for a newer one.
     #[error("revision has been compacted")]
     Compacted,
-    /// The revision has not been reached.
+    /// The revision is higher than the newest one.
     #[error("revision has not been reached")]
     Future,
-    /// The view fell behind a compaction while it was read: take the newest view and read again.
+    /// The view became older than a compaction during the read. The caller reads again with the
+    /// newest view.
     #[error("view is older than the last compaction")]
     Superseded,
-    /// The store failed.
+    /// The store itself failed.
     #[error("store failed")]
     Store(#[from] StoreError),
 }
 
-/// The store can't go on. The process stops; a restart recovers from log and checkpoint.
+/// Fatal error of the store. The process stops, and a restart recovers from the log and the
+/// checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The disk under the file said no. Never to be tried again by this process.
+    /// An I/O error of the disk. This process must never retry the operation.
     #[error("the store's disk failed")]
     Disk(#[source] std::io::Error),
-    /// The file failed.
+    /// An error of redb other than an I/O error or damage.
     #[error("store file failed")]
     Storage(#[source] Box<redb::Error>),
-    /// The file says something that this code never writes.
+    /// The file contains something that this program never writes.
     #[error("store file is corrupt: {0}; replace this member from its peers")]
     Corrupt(String),
-    /// The file was written by a build whose format this one does not know.
+    /// The file was written by a build whose format this build does not know.
     #[error(
         "store file has format {found}, this build knows {known}: start this member with the muster-node that wrote it, or a later one"
     )]
     Format {
-        /// In the file.
+        /// Format of the file.
         found: u32,
-        /// In this build.
+        /// Format that this build writes.
         known: u32,
     },
-    /// A log entry that this build can't apply; to skip it would be to differ from the others.
+    /// The entry's command can't be decoded by this build. Skipping it would make this member's
+    /// data differ from the others'.
     #[error(
         "log entry {index} can't be applied: start this member with the muster-node of the members that could, or replace it"
     )]
     Command {
         /// Raft index of the entry.
         index: u64,
-        /// What is wrong with it.
+        /// Reason why decoding failed.
         #[source]
         source: DecodeError,
     },
-    /// A log entry whose kind is not that of what it carries.
+    /// The entry's header states another kind than its payload has.
     #[error(
         "log entry {index} is of kind {kind:?}, and carries what another kind does: start this member with the muster-node of the members that could apply it, or replace it"
     )]
     Kind {
         /// Raft index of the entry.
         index: u64,
-        /// Its kind.
+        /// Kind in the entry's header.
         kind: EntryKind,
     },
-    /// A snapshot stream could not be read or written.
+    /// Reading or writing a snapshot stream failed.
     #[error("snapshot stream failed")]
     Stream(#[source] std::io::Error),
-    /// A snapshot stream is damaged or not one.
+    /// The snapshot stream is damaged, or is no snapshot.
     #[error("snapshot is corrupt: {0}")]
     Snapshot(String),
 }
 
 fn storage(error: redb::Error) -> StoreError {
     match error {
-        // The header is not one, or the file ends too early: no disk says that of itself.
+        // A bad header or a file that ends too early is damage. No disk error has these two kinds.
         redb::Error::Io(source) if matches!(source.kind(), InvalidData | UnexpectedEof) => {
             StoreError::Corrupt(source.to_string())
         }
@@ -87,7 +90,7 @@ fn storage(error: redb::Error) -> StoreError {
 }
 
 impl StoreError {
-    /// A restart finds the same. The error says what to do instead.
+    /// Whether a restart would fail in the same way. The error's text says what to do instead.
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
@@ -103,7 +106,7 @@ impl StoreError {
                     | redb::Error::TableDoesNotExist(_)
                     | redb::Error::TypeDefinitionChanged { .. }
             ),
-            // A damaged snapshot was refused whole, and the leader sends another one.
+            // A damaged snapshot is refused as a whole, and the leader sends another one.
             Self::Disk(_) | Self::Stream(_) | Self::Snapshot(_) => false,
         }
     }

@@ -1,4 +1,4 @@
-//! Changes as watchers see them: encoded once, shared by all.
+//! Changes as watchers get them: encoded once and shared by all watchers.
 
 use std::sync::Arc;
 
@@ -10,35 +10,34 @@ use prost::encoding::encode_varint;
 use super::error::StoreError;
 use super::revision::Revision;
 
-/// Keys and values of at most so many bytes are copied by [`EventBatch::relocate`].
+/// [`EventBatch::relocate`] copies a batch with at most this many bytes of encoded keys and values.
 const RELOCATED_BYTES: usize = 16 * 1024;
 
-/// What happened to a key.
+/// Kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// It was written.
+    /// The key was written.
     Put,
-    /// It was deleted.
+    /// The key was deleted.
     Delete,
 }
 
 /// One change of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// The key that changed.
     pub key: Bytes,
-    /// How.
+    /// Whether the key was written or deleted.
     pub kind: EventKind,
-    /// When.
+    /// Revision of the change.
     pub revision: Revision,
-    /// The first put of a life: there is no previous value.
+    /// Whether this put created the key, so that there is no previous value.
     pub is_create: bool,
-    /// The encoded `mvccpb.KeyValue` of the event.
+    /// Encoded `mvccpb.KeyValue` of the event.
     pub kv: Bytes,
 }
 
 impl Event {
-    /// The event that a stored record stands for.
+    /// Makes the event from a stored record.
     pub(crate) fn of_record(revision: Revision, record: &[u8]) -> Result<Self, StoreError> {
         let kv = decode(record)?;
         let dead = is_tombstone(&kv);
@@ -58,27 +57,29 @@ impl Event {
     }
 }
 
-/// The changes of one applied batch, in order.
+/// Changes of one applied batch, in order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct EventBatch {
     /// The store's revision after the batch.
     pub revision: i64,
-    /// By revision; those of one revision in the order of its operations.
+    /// Events ordered by revision. Those of one main revision have the order of the request's
+    /// operations.
     pub events: Vec<Event>,
 }
 
 impl EventBatch {
-    /// What the batch holds in memory, roughly.
+    /// Returns the approximate number of bytes that the batch takes in memory.
     #[must_use]
     pub fn weight(&self) -> usize {
         self.events.iter().map(|event| event.kv.len() + size_of::<Event>()).sum()
     }
 
-    /// The batch in new memory, allocated by the calling thread; `self` if it is large.
+    /// Returns a copy of the batch in memory that the calling thread allocates; `self` if the batch
+    /// is large.
     ///
-    /// A batch is made by the thread that writes the store. There each transaction allocates pages and frees
-    /// them. A small batch that stays between them keeps the allocator from using the freed pages again: with
-    /// glibc's, a page was lost for each batch that stayed.
+    /// Batches are made by the thread that writes the store. Each transaction there allocates pages
+    /// and frees them. A small batch that stays between such pages keeps the allocator from reusing
+    /// them. With glibc's allocator, one page was lost for each batch that stayed.
     pub(crate) fn relocate(self: Arc<Self>) -> Arc<Self> {
         let bytes = self.events.iter().map(|event| event.kv.len()).sum::<usize>();
         if bytes > RELOCATED_BYTES {
@@ -95,8 +96,7 @@ impl EventBatch {
     }
 }
 
-/// A stored record: the encoded `KeyValue`, as etcd stores it. A tombstone has a key and nothing
-/// else.
+/// Decodes a stored record: a `KeyValue`, encoded as etcd stores it. A tombstone has only a key.
 pub(crate) fn decode(record: &[u8]) -> Result<KeyValue, StoreError> {
     KeyValue::decode(Bytes::copy_from_slice(record))
         .map_err(|error| StoreError::Corrupt(format!("a record is no KeyValue: {error}")))
@@ -106,26 +106,26 @@ pub(crate) fn is_tombstone(kv: &KeyValue) -> bool {
     kv.create_revision == 0
 }
 
-/// An encoded `KeyValue` begins with this, the tag of its key, if that isn't empty.
+/// First byte of an encoded `KeyValue` whose key isn't empty: the protobuf tag of the field `key`.
 pub(crate) const KEY_TAG: u8 = 0x0a;
-/// The tag of its `mod_revision`.
+/// Protobuf tag of the field `mod_revision`.
 const MOD_REVISION_TAG: u8 = 0x18;
 
-/// The record that ends a key's life, encoded: a `KeyValue` that has nothing but the key.
+/// Encodes the record of a delete: a `KeyValue` with only the key.
 pub(crate) fn encode_tombstone(key: &[u8], into: &mut impl BufMut) {
     into.put_u8(KEY_TAG);
     encode_varint(key.len() as u64, into);
     into.put_slice(key);
 }
 
-/// What a watcher is shown of a delete, encoded.
+/// Encodes the `KeyValue` that watchers get for a delete: the key, and the delete's main revision.
 pub(crate) fn encode_deleted(key: &[u8], at: Revision, into: &mut impl BufMut) {
     encode_tombstone(key, into);
     into.put_u8(MOD_REVISION_TAG);
     encode_varint(at.main.cast_unsigned(), into);
 }
 
-/// The key within an encoded `KeyValue`, which begins with it: shares its memory.
+/// Returns the key at the start of an encoded `KeyValue`, as a slice of the same memory.
 pub(crate) fn key_of(kv: &Bytes) -> Bytes {
     let mut rest = kv.clone();
     rest.advance(1);

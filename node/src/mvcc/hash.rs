@@ -1,9 +1,13 @@
-//! A checksum of the key space that members compare to find a copy that went wrong.
+//! Checksum of the key space, which members compare to find a corrupt copy.
 //!
-//! The meaning, and the bytes that are hashed, are etcd's (server/storage/mvcc/hash.go): CRC-32C
-//! over the bucket's name, then for each record up to the revision its key and value as etcd
-//! stores them; of what a compaction has passed, only what is still in force counts, whether or
-//! not the rest is already gone from the file.
+//! Meaning and hashed bytes are etcd's (server/storage/mvcc/hash.go). The checksum is a CRC-32C
+//! over:
+//!
+//! - the bucket's name;
+//! - the key and value, as etcd stores them, of each record up to the revision.
+//!
+//! At or below the compaction revision, only the changes still in force count. It doesn't matter
+//! whether the other records are already deleted from the file.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -18,22 +22,23 @@ use super::revision::{EtcdKey, Revision};
 use super::rows::records;
 use super::store::{Store, View};
 
-/// The answer to `HashKV`.
+/// Answer to `HashKV`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValueHash {
-    /// CRC-32C.
+    /// CRC-32C of the records.
     pub hash: u32,
-    /// The compaction that it takes into account; -1: none.
+    /// Compaction revision that the checksum takes into account; -1 if there was no compaction.
     pub compact_revision: i64,
-    /// The revision up to which records count.
+    /// Highest revision whose records count.
     pub revision: i64,
 }
 
-/// Checksums of compactions that are kept, as in etcd.
+/// Maximum number of compactions whose checksum is kept, as in etcd.
 const MAX_KEPT: usize = 10;
 
-/// The checksums as they were when the last compactions began: what members compare to find out
-/// whether they compacted the same. Gone with the process, as in etcd.
+/// Checksums as of the last compactions, each computed when the compaction began. Members compare
+/// them to check that they compacted the same data. They are lost when the process ends, as in
+/// etcd.
 #[derive(Debug, Default)]
 pub(crate) struct Kept(Mutex<VecDeque<KeyValueHash>>);
 
@@ -58,18 +63,19 @@ impl Kept {
         self.lock().iter().copied().collect()
     }
 
-    /// The store was replaced.
+    /// Drops all checksums, because the store was replaced.
     pub(crate) fn clear(&self) {
         self.lock().clear();
     }
 }
 
-/// etcd hashes the name of its bucket first.
+/// Name of etcd's bucket of records. The checksum begins with it.
 const BUCKET: &[u8] = b"key";
 
 impl Store {
-    /// Hashes the key space of `view` as of `revision` (0: the view's own; one that a recent
-    /// compaction was of: as it was before that). Reads every record: call it where it may block.
+    /// Hashes the key space of `view` as of `revision`; 0 means the view's own revision. If
+    /// `revision` is that of a recent compaction, returns the checksum from before its deletions.
+    /// Reads every record: call it where it may block.
     pub fn hash_kv(&self, view: &View, revision: i64) -> Result<KeyValueHash, ReadError> {
         if let Some(kept) = self.shared.hashes.get(revision) {
             return Ok(kept);
@@ -77,11 +83,14 @@ impl Store {
         self.hash_view(view, revision)
     }
 
-    /// The same for a comparison with other members, for which `revision` and the view's compaction must
-    /// say it all. They do while that compaction is done as a whole and no other has begun: it leaves at most
-    /// one change of each key up to its revision, whatever was compacted before, and all that came after.
-    /// While it is under way they don't: where a key was deleted and made again in one revision, what is
-    /// taken away decides what counts.
+    /// Hashes the key space as [`Self::hash_kv`] does, for a comparison with other members. For
+    /// that, `revision` and the view's compaction revision must determine the checksum.
+    ///
+    /// They do if that compaction is finished and no other has begun. A finished compaction leaves
+    /// at most one change of each key up to its revision, whatever was compacted before, and all
+    /// later changes. During a compaction they do not. If a key was deleted and created again in
+    /// one revision, the records deleted so far decide what counts. [`ReadError::Superseded`] is
+    /// returned then.
     pub fn hash_undisturbed(&self, view: &View, revision: i64) -> Result<KeyValueHash, ReadError> {
         let shared = &self.shared;
         let replaced = shared.replaced.load(Ordering::Relaxed);
@@ -97,7 +106,7 @@ impl Store {
         Ok(hash)
     }
 
-    /// What the last compactions met, oldest first.
+    /// Returns the checksums kept for the last compactions, oldest first.
     #[must_use]
     pub fn kept_hashes(&self) -> Vec<KeyValueHash> {
         self.shared.hashes.all()
@@ -111,7 +120,7 @@ impl Store {
         if revision > view.revision() {
             return Err(ReadError::Future);
         }
-        // Nothing was there at a negative revision.
+        // A negative revision selects no records.
         let upto = if revision == 0 { view.revision() } else { revision };
         let last = upto.max(-1);
         let nothing = read(&self.shared.index).counts_nothing(last);
@@ -119,9 +128,12 @@ impl Store {
         Ok(KeyValueHash { revision: upto, ..hash })
     }
 
-    /// Hashes the records up to `upto`; of those up to `compacted`, what is in force at `upto`. If
-    /// what is to be kept is `nothing`, what the compaction left, as in etcd: it takes an empty list
-    /// for none.
+    /// Hashes the records up to `upto`. At or below `compacted`, only changes in force at `upto`
+    /// count.
+    ///
+    /// `nothing` says that no change is in force at `upto`. Then the changes in force at
+    /// `compacted` count instead. etcd does this too, since it treats an empty list of revisions to
+    /// keep as no list.
     pub(crate) fn hash_upto(
         &self,
         rows: &impl ReadableTable<u128, &'static [u8]>,

@@ -1,11 +1,12 @@
-//! The changes of one key, as the index keeps them: 40 bytes, and a list for what came before.
+//! Changes of one key as the index keeps them: 40 bytes, and a list of older changes.
 //!
-//! Lives (etcd's "generations") are not stored as such: a tombstone ends one, and when it began and
-//! how many puts it has had is kept for the newest alone, since every record carries its own.
+//! Lives of a key (etcd's "generations") are not stored as such; a tombstone ends one. The create
+//! revision and the number of puts are kept for the newest life alone, since every record has its
+//! own.
 
 use super::revision::Revision;
 
-/// What a write needs to know of the key that it changes.
+/// State of an existing key that a write needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Newest {
     pub(crate) modified: Revision,
@@ -13,12 +14,12 @@ pub(crate) struct Newest {
     pub(crate) version: i64,
 }
 
-/// One change.
+/// One change of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     main: i64,
     sub: u32,
-    /// A tombstone: the key was deleted here.
+    /// Whether the change is a tombstone, i.e. deleted the key.
     dead: bool,
 }
 
@@ -32,20 +33,22 @@ impl Stamp {
     }
 }
 
-/// The newest change. Revisions are taken apart, or it wouldn't fit into 32 bytes.
+/// Newest change of a key. Revisions are stored as separate fields; otherwise it wouldn't fit into
+/// 32 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Now {
-    /// A put, when its life began, and which put of that it is.
+    /// A put. `created` is the revision that created the key, and `version` counts the puts since
+    /// then.
     There { main: i64, sub: u32, created: i64, version: i64 },
-    /// A tombstone, and the put before it: that one needs no room elsewhere, which to find takes most
-    /// of the time where many keys are deleted at once.
+    /// A tombstone, with the put before it. That put needs no list of older changes. Allocating the
+    /// list would take most of the time when many keys are deleted at once.
     Gone { main: i64, sub: u32, put_main: i64, put_sub: u32 },
-    /// A tombstone that a compaction has left alone.
+    /// A tombstone whose earlier changes were all compacted.
     GoneAlone { main: i64, sub: u32 },
 }
 
 impl Now {
-    /// `created` 0: a tombstone.
+    /// Makes a put, or a tombstone if `created` is 0.
     fn of(Revision { main, sub }: Revision, created: i64, version: i64) -> Self {
         match created {
             0 => Self::GoneAlone { main, sub },
@@ -62,7 +65,7 @@ impl Now {
         }
     }
 
-    /// The put that it ended, if it is known.
+    /// Returns the put that this tombstone ended, if it is known.
     fn ended(self) -> Option<Stamp> {
         match self {
             Self::Gone { put_main, put_sub, .. } => {
@@ -73,7 +76,7 @@ impl Now {
     }
 }
 
-/// The changes before those, oldest first. Of many keys there is one: no list.
+/// Changes before the newest one, oldest first. Many keys have just one, which needs no list.
 #[derive(Debug, PartialEq, Eq)]
 enum Older {
     One(Stamp),
@@ -107,27 +110,28 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Of a key that is written for the first time.
+    /// Makes the history of a key that is written for the first time.
     pub(super) fn of_put(at: Revision) -> Self {
         Self::restored(at, at.main, 1)
     }
 
-    /// Of a key whose first record is this one; `created` 0: a tombstone.
+    /// Makes the history of a key from its oldest record; `created` 0 means a tombstone.
     pub(super) fn restored(at: Revision, created: i64, version: i64) -> Self {
         Self { now: Now::of(at, created, version), older: None }
     }
 
-    /// All changes but what is newest, and the put that it ended, if it is a tombstone.
+    /// Returns all changes except the newest one and, if that is a tombstone, the put that it
+    /// ended.
     fn older(&self) -> &[Stamp] {
         self.older.as_ref().map_or(&[], |older| older.all())
     }
 
-    /// All changes, oldest first.
+    /// Returns all changes, oldest first.
     fn all(&self) -> impl DoubleEndedIterator<Item = Stamp> {
         self.older().iter().copied().chain(self.now.ended()).chain([self.now.stamp()])
     }
 
-    /// The change in force at `revision`.
+    /// Returns the change in force at `revision`, if there is one.
     pub(super) fn at(&self, revision: i64) -> Option<Stamp> {
         let reached = |stamp: &Stamp| stamp.main <= revision;
         Some(self.now.stamp()).filter(reached).or(self.now.ended().filter(reached)).or_else(|| {
@@ -137,8 +141,9 @@ impl History {
         })
     }
 
-    /// The change in force at `revision`, if the key is there; but not if the same revision had
-    /// deleted it before: so etcd's `keyIndex.keep`, which sees the end of the first life alone.
+    /// Returns the change that a checksum at `revision` counts: the put in force. A put doesn't
+    /// count if the same revision deleted the key before. etcd's `keyIndex.keep` behaves so,
+    /// because it only sees the end of the first generation.
     pub(super) fn counted_at(&self, revision: i64) -> Option<Revision> {
         let in_force = self.at(revision)?.live()?;
         let before = self.all().rev().skip_while(|stamp| stamp.main > revision);
@@ -146,7 +151,7 @@ impl History {
         (!dies).then_some(in_force)
     }
 
-    /// The newest state of the key, if it is there.
+    /// Returns the newest state of the key, if it exists.
     pub(super) fn newest(&self) -> Option<Newest> {
         match self.now {
             Now::There { main, sub, created, version } => {
@@ -156,17 +161,17 @@ impl History {
         }
     }
 
-    /// Whether this change is known.
+    /// Whether the history contains a change at exactly `at`.
     pub(super) fn has(&self, at: Revision) -> bool {
         self.all().any(|stamp| stamp.revision() == at)
     }
 
-    /// Whether the key is deleted by this request.
+    /// Whether the request with this main revision deleted the key.
     pub(super) fn dies_at(&self, revision: i64) -> bool {
         self.all().any(|stamp| stamp.main == revision && stamp.dead)
     }
 
-    /// Adds the changes at a revision in `from..=to` to `found`.
+    /// Appends the changes with a main revision in `from..=to` to `found`.
     pub(super) fn changes(&self, from: i64, to: i64, found: &mut Vec<Revision>) {
         let older = self.older();
         let first = older.partition_point(|stamp| stamp.main < from);
@@ -176,7 +181,7 @@ impl History {
         found.extend(wanted.map(Stamp::revision));
     }
 
-    /// Records a put; returns the key's `create_revision` and `version` after it.
+    /// Records a put. Returns the key's `create_revision` and `version` after it.
     pub(super) fn put(&mut self, at: Revision) -> (i64, i64) {
         let (created, version) = match self.now {
             Now::There { created, version, .. } => (created, version + 1),
@@ -186,12 +191,11 @@ impl History {
         (created, version)
     }
 
-    /// Records a delete.
     pub(super) fn delete(&mut self, at: Revision) {
         self.restore(at, 0, 0);
     }
 
-    /// Puts the next record back; `created` 0: a tombstone.
+    /// Appends the next stored record while a store is loaded; `created` 0 means a tombstone.
     pub(super) fn restore(&mut self, at: Revision, created: i64, version: i64) {
         let now = Now::of(at, created, version);
         let last = std::mem::replace(&mut self.now, now);
@@ -213,10 +217,12 @@ impl History {
         }
     }
 
-    /// Forgets what no read at `revision` or later can see. `false`: nothing is left of the key.
+    /// Drops the changes that no read at `revision` or later can see. Returns `false` if no change
+    /// is left.
     ///
-    /// The change in force at `revision` stays, but for a tombstone from before it: one exactly at
-    /// `revision` stays too, so that a watch from there still sees the delete (etcd #19179).
+    /// The change in force at `revision` stays, unless it is a tombstone from an earlier revision.
+    /// A tombstone at exactly `revision` stays, so that a watch from there still gets the delete
+    /// (etcd #19179).
     pub(super) fn compact(&mut self, revision: i64, dropped: &mut Vec<Revision>) -> bool {
         let stays = |stamp: Stamp| !stamp.dead || stamp.main == revision;
         let (newest, ended) = (self.now.stamp(), self.now.ended());
@@ -262,7 +268,8 @@ mod tests {
         assert!(size_of::<History>() <= 40);
     }
 
-    /// What a history is, said plainly: all changes in order, each with what `put` has told.
+    /// Simple model of a history: all changes in order, each with the `create_revision` and
+    /// `version` of its put.
     #[derive(Debug, Default)]
     struct Plain(Vec<(Stamp, i64, i64)>);
 
@@ -276,7 +283,8 @@ mod tests {
             all.filter(|s| s.main >= from && s.main <= to).map(Stamp::revision).collect()
         }
 
-        /// Takes away what is before the change in force, and that if it is a tombstone of before.
+        /// Removes the changes before the one in force at `revision`, and that one if it is an
+        /// older tombstone.
         fn compact(&mut self, revision: i64) -> Vec<Revision> {
             let in_force = self.at(revision);
             let goes = |stamp: Stamp| {
@@ -291,8 +299,10 @@ mod tests {
     }
 
     proptest! {
-        /// Steps: by how much the revision goes up (0: the same request), and a put, a delete of what
-        /// is there, a start from the records, or a compaction at that revision or before.
+        /// Each step is a triple. The first number raises the revision (0: the same request
+        /// continues). The second selects a put, a delete of an existing key, a reload from the
+        /// records, or a compaction. The third says how far below the current revision the
+        /// compaction is.
         #[test]
         fn a_history_is_what_happened(steps in prop::collection::vec((0..3_i64, 0..6_u8, 0..6_i64), 1..40)) {
             let (mut plain, mut history) = (Plain::default(), None::<History>);

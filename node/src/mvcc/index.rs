@@ -1,7 +1,7 @@
 //! The key index, in RAM: for each key, the revisions at which it changed.
 //!
-//! It decides the node's memory per key, so that a key which was written once, or written and deleted,
-//! costs one map entry and nothing else; only a key with a longer history has a list.
+//! It determines the node's memory per key. A key that was written once, or written and deleted,
+//! costs one map entry and nothing else. Only a key with a longer history has a list.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -10,20 +10,22 @@ use std::ops::Bound;
 use super::history::{History, Newest, Stamp};
 use super::revision::{KeyRange, Revision};
 
-/// Keys that a walk passes by before it searches for the next one that it wants.
+/// Number of unwanted keys that [`Index::delete_each`] steps over before it searches for the next
+/// wanted key.
 const PASSED_BY: usize = 16;
 
-/// Where a walk over a range stopped.
+/// State of a walk over a range.
 pub(crate) enum Walk {
+    /// The walk reached the end of the range.
     Done,
-    /// Go on after this key.
+    /// The walk stopped after this key, and can continue there.
     Paused(Box<[u8]>),
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     keys: BTreeMap<Box<[u8]>, History>,
-    /// Reads below it may miss revisions that have been dropped.
+    /// Compaction revision. Reads at a lower revision may miss dropped changes.
     compacted: i64,
 }
 
@@ -32,7 +34,7 @@ impl Index {
         Self { keys: BTreeMap::new(), compacted }
     }
 
-    /// Reads at a revision below this one can't be answered any more.
+    /// Returns the compaction revision. Reads at a lower revision can't be answered any more.
     pub(crate) fn compacted(&self) -> i64 {
         self.compacted
     }
@@ -41,44 +43,45 @@ impl Index {
         self.compacted = revision;
     }
 
-    /// Keys with any history, deleted ones included.
+    /// Returns the number of keys with any history, deleted ones included.
     pub(crate) fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// The revision of `key`'s value at `revision`, if the key was there.
+    /// Returns the revision of `key`'s value as of `revision`, if the key existed then.
     pub(crate) fn get(&self, key: &[u8], revision: i64) -> Option<Revision> {
         self.keys.get(key)?.at(revision)?.live()
     }
 
-    /// The change of `key` that a checksum at `revision` counts: see [`History::counted_at`].
+    /// Returns the change of `key` that a checksum at `revision` counts: see
+    /// [`History::counted_at`].
     pub(crate) fn counted(&self, key: &[u8], revision: i64) -> Option<Revision> {
         self.keys.get(key)?.counted_at(revision)
     }
 
-    /// Whether there is none of any key.
+    /// Whether no key has a change that a checksum at `revision` counts.
     pub(crate) fn counts_nothing(&self, revision: i64) -> bool {
         !self.keys.values().any(|history| history.counted_at(revision).is_some())
     }
 
-    /// Whether a compaction at `revision` keeps no record of any key: it keeps a tombstone of that
-    /// very revision as well.
+    /// Whether a compaction at `revision` keeps no record of any key. Besides the changes in force
+    /// it keeps tombstones at exactly that revision.
     pub(crate) fn compacts_to_nothing(&self, revision: i64) -> bool {
         self.counts_nothing(revision) && !self.keys.values().any(|key| key.dies_at(revision))
     }
 
-    /// Whether this change of `key` is known.
+    /// Whether the history of `key` contains a change at exactly `at`.
     pub(crate) fn has(&self, key: &[u8], at: Revision) -> bool {
         self.keys.get(key).is_some_and(|history| history.has(at))
     }
 
-    /// The newest state of `key`, if it is there.
+    /// Returns the newest state of `key`, if it exists.
     pub(crate) fn newest(&self, key: &[u8]) -> Option<Newest> {
         self.keys.get(key)?.newest()
     }
 
-    /// Calls `found` for each key of `range` that was there at `revision`, in key order, looking at
-    /// no more than `at_most` keys.
+    /// Calls `found` for each key of `range` that existed at `revision`, in key order. Begins after
+    /// the key `after` if that is given, and examines at most `at_most` keys.
     pub(crate) fn walk(
         &self,
         range: &KeyRange,
@@ -113,7 +116,8 @@ impl Index {
         self.keys.range::<[u8], _>(bounds).nth(count).is_some()
     }
 
-    /// Every change of `range`'s keys at a revision in `from..=to`, in no particular order.
+    /// Returns every change of `range`'s keys with a main revision in `from..=to`, in no particular
+    /// order.
     pub(crate) fn changes(&self, range: &KeyRange, from: i64, to: i64) -> Vec<Revision> {
         let mut found = Vec::new();
         let mut collect = |history: &History| history.changes(from, to, &mut found);
@@ -125,7 +129,7 @@ impl Index {
         found
     }
 
-    /// Records a put; returns the key's `create_revision` and `version` after it.
+    /// Records a put. Returns the key's `create_revision` and `version` after it.
     pub(crate) fn put(&mut self, key: &[u8], at: Revision) -> (i64, i64) {
         // A lookup first: an update, the common case, then allocates no key.
         if let Some(history) = self.keys.get_mut(key) {
@@ -135,8 +139,8 @@ impl Index {
         (at.main, 1)
     }
 
-    /// Records deletes of keys that are there, given in key order: the first at the revision `first`,
-    /// each of the others at the one after.
+    /// Records the deletes of `keys`, which are in key order. The first is deleted at the revision
+    /// `first`, and each further key at the next sub-revision.
     pub(crate) fn delete_each<'key>(
         &mut self,
         keys: impl IntoIterator<Item = &'key [u8]>,
@@ -145,7 +149,8 @@ impl Index {
         let mut keys = keys.into_iter();
         let (mut wanted, mut at) = (keys.next(), first);
         while let Some(key) = wanted {
-            // Most keys of a lease or of a range lie side by side: to go on is quicker than to search.
+            // Most keys of a lease or of a range are neighbours, so iterating is faster than
+            // searching.
             let mut passed = 0;
             let from = (Bound::Included(key), Bound::Unbounded);
             for (found, history) in self.keys.range_mut::<[u8], _>(from) {
@@ -159,13 +164,13 @@ impl Index {
                 }
             }
             if wanted == Some(key) {
-                // It isn't there.
+                // The key isn't in the index.
                 (wanted, at.sub) = (keys.next(), at.sub + 1);
             }
         }
     }
 
-    /// Puts back one record when the store is opened; records come oldest first.
+    /// Appends one stored record while a store is opened. Records must be given oldest first.
     pub(crate) fn restore(&mut self, key: &[u8], at: Revision, created: i64, version: i64) {
         match self.keys.entry(key.into()) {
             Entry::Occupied(mut entry) => entry.get_mut().restore(at, created, version),
@@ -175,7 +180,7 @@ impl Index {
         }
     }
 
-    /// Compacts up to `at_most` keys after `after`; the revisions that nothing needs any more go
+    /// Compacts up to `at_most` keys after `after`. Appends the revisions that are no longer needed
     /// to `dropped`.
     pub(crate) fn compact(
         &mut self,
@@ -219,7 +224,7 @@ mod tests {
         dropped.iter().map(|r| r.main).collect()
     }
 
-    /// put@2 put@3 delete@4 put@6
+    /// Makes an index of one key with these changes: put@2, put@3, delete@4, put@6.
     fn two_lives() -> Index {
         let mut index = Index::new(-1);
         assert_eq!(index.put(b"k", at(2)), (2, 1));
@@ -275,7 +280,7 @@ mod tests {
         let name = |number: u32| format!("{number:05}").into_bytes();
         let all: Vec<_> = (0..1_000).map(name).collect();
         all.iter().for_each(|key| assert_eq!(index.put(key, at(2)), (2, 1)));
-        // Gaps of every width up to more than are passed by, and two that are not there.
+        // Gaps of all widths up to more than `PASSED_BY`, and two keys that don't exist.
         let mut wanted: Vec<_> =
             (0..40).map(|gap| gap * (gap + 1) / 2).chain([997, 998]).map(name).collect();
         wanted.splice(3..3, [b"00003x".to_vec()]);

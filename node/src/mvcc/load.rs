@@ -1,4 +1,5 @@
-//! Reads a file whole, as it is opened: its tables and format, and what is kept of it in RAM.
+//! Loading of a store's file when it is opened: checks tables and format, builds what is kept in
+//! RAM.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,13 +18,13 @@ use super::tables::{
 use crate::lease::LeaseTable;
 use crate::membership::{Member, MemberTable};
 
-/// What a file holds, read whole.
+/// Contents of a file after it was read as a whole.
 pub(super) struct Loaded {
     pub(super) frozen: Frozen,
     pub(super) contents: Indexed,
 }
 
-/// What is made of the records, to be kept in RAM.
+/// Data derived from the records and leases, to be kept in RAM.
 pub(super) struct Indexed {
     pub(super) index: Index,
     pub(super) leases: LeaseTable,
@@ -37,9 +38,9 @@ pub(super) fn load(file: &Arc<File>) -> Result<Loaded, StoreError> {
     Ok(Loaded { frozen, contents })
 }
 
-/// Runs `work`, which reads a file that may be damaged. The library under it takes much of what it
-/// reads for granted and panics where that doesn't hold: here, before anything rests on the file,
-/// that is damage like any other.
+/// Runs `work`, which reads a file that may be damaged. redb relies on much of what it reads and
+/// panics where it is wrong. Nothing depends on the file yet, so such a panic is reported as
+/// damage.
 pub(super) fn unless_it_panics<T>(
     work: impl FnOnce() -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
@@ -51,7 +52,7 @@ pub(super) fn unless_it_panics<T>(
     })
 }
 
-/// Makes the tables of a new file; checks the format of an old one.
+/// Creates the tables of a new file, upgrades an older format, and refuses an unknown one.
 pub(super) fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreError> {
     let mut txn = db.begin_write()?;
     txn.set_quick_repair(true);

@@ -1,4 +1,4 @@
-//! A store's file with its length at hand.
+//! A storage backend that keeps its file's length in memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,8 @@ use redb::StorageBackend;
 
 use super::error::StoreError;
 
-/// The backend, with its length at hand for those who may not touch the disk.
+/// Storage backend that publishes its file's length in an atomic. Readers that must not touch the
+/// disk use that.
 #[derive(Debug)]
 pub(super) struct Measured<B> {
     inner: B,

@@ -1,17 +1,18 @@
 //! The store: every revision of every key until compaction, on disk, with an index in RAM.
 //!
-//! One redb table holds the records by revision; the key index (`index`) says which revisions
-//! belong to a key. Whatever is replicated lies in one file and changes in one transaction per
-//! batch of log entries: records, the applied position, members, alarms. These commits are not
-//! durable, since the log is; a *checkpoint* makes everything so far durable at once, and the log
-//! is needed only from there on.
+//! One redb table holds the records by revision. The key index (`index`) says which revisions
+//! belong to a key. All replicated state is in one file: records, the applied position, members,
+//! alarms. It changes in one transaction per batch of log entries. These commits are not durable,
+//! since the log is. A *checkpoint* makes everything so far durable at once; only the log after it
+//! is still needed.
 //!
-//! There is one [`Writer`], owned by whoever applies the log, and any number of [`Store`] handles
-//! that read. After each batch the writer publishes a [`View`]: a snapshot of the file, with the
-//! revision and the position that it stands for. A read takes the newest view and never waits for
-//! a write; the index, which is not versioned, is read behind a short lock, a bounded number of
-//! keys at a time, at the view's revision. What a compaction takes away meanwhile is noticed and
-//! refused, never answered wrongly.
+//! There is one [`Writer`], owned by the code that applies the log, and any number of [`Store`]
+//! handles for reading. After each batch the writer publishes a [`View`]: a snapshot of the file,
+//! with its revision and log position. A read takes the newest view and never waits for a write.
+//!
+//! The index is not versioned. It is read at the view's revision, behind a short lock, a bounded
+//! number of keys at a time. A read that a compaction has overtaken is noticed and refused, never
+//! answered wrongly.
 //!
 //! The store does not know requests, limits or error texts: `apply` and `rpc` do.
 

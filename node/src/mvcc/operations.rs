@@ -1,4 +1,4 @@
-//! Counts of what the store was asked for, as etcd counts (server/storage/mvcc/metrics_txn.go).
+//! Counters of the store's operations, counted as etcd does (server/storage/mvcc/metrics_txn.go).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::durations::Durations;
 
-/// The kinds of entries whose application is timed, as etcd names them.
+/// Kinds of entries whose application is timed, by etcd's names.
 pub const APPLIED: [&str; 11] = [
     "Put",
     "DeleteRange",
@@ -21,24 +21,24 @@ pub const APPLIED: [&str; 11] = [
     "ConfChange",
 ];
 
-/// Since the process began; what the log brings again at a start counts as well.
+/// Counters since the process began. Entries that are applied again at a start count as well.
 #[derive(Debug)]
 pub struct Operations {
-    /// Keys written.
+    /// Number of keys written.
     pub puts: AtomicU64,
-    /// Deletions of a key or a range.
+    /// Number of delete operations, each of a key or a range.
     pub deletes: AtomicU64,
-    /// Ranges read, previous values included.
+    /// Number of ranges read, including reads of previous values.
     pub ranges: AtomicU64,
-    /// Requests of more than one of these.
+    /// Number of requests with more than one put, delete or range.
     pub txns: AtomicU64,
-    /// Revisions of keys that compactions took away.
+    /// Number of revisions of keys that compactions deleted.
     pub compacted: AtomicU64,
-    /// By kind, as in [`APPLIED`]: entries that were refused, and that were carried out.
+    /// Durations by kind, an index into [`APPLIED`]: of refused entries, then of successful ones.
     pub applied: [[Durations; 2]; APPLIED.len()],
-    /// Watches that get events as they happen.
+    /// Number of watches that get events as they happen, not from the store.
     pub attached_watches: AtomicI64,
-    /// Events in queues of watch streams.
+    /// Number of events in the queues of watch streams.
     pub pending_events: Arc<AtomicI64>,
 }
 
@@ -58,7 +58,7 @@ impl Default for Operations {
     }
 }
 
-/// Events in a queue, counted as pending until this is dropped.
+/// Guard that counts a queue's events as pending until it is dropped.
 #[derive(Debug)]
 pub(super) struct PendingEvents {
     all: Arc<AtomicI64>,
@@ -79,7 +79,7 @@ impl Drop for PendingEvents {
     }
 }
 
-/// Those of one request.
+/// Operations of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     pub puts: u64,
@@ -88,12 +88,12 @@ pub struct Counted {
 }
 
 impl Operations {
-    /// Counts an entry of `kind`, an index into [`APPLIED`].
+    /// Records the duration of applying an entry of `kind`, an index into [`APPLIED`].
     pub fn time(&self, kind: usize, is_done: bool, took: Duration) {
         self.applied[kind][usize::from(is_done)].record(took);
     }
 
-    /// Adds those of one request.
+    /// Adds the operations of one request. More than one operation counts as a transaction.
     pub fn add(&self, one: Counted) {
         let Counted { puts, deletes, ranges } = one;
         self.puts.fetch_add(puts, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Reading a range at a revision, as etcd answers it.
+//! Reading of a range at a revision, answered as etcd does.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -15,16 +15,16 @@ use super::event::decode;
 use super::index::{Index, Walk};
 use super::revision::{KeyRange, Revision};
 
-/// Keys looked at per hold of the index lock, and records read per step.
+/// Maximum number of keys examined under one hold of the index lock.
 const KEYS_PER_STEP: usize = 256;
-/// The same when keys are only counted.
+/// Maximum number of keys examined under one hold of the index lock when keys are only counted.
 const COUNTED_PER_STEP: usize = 8 * 1024;
 /// Bytes of records after which a step ends early.
 const BYTES_PER_STEP: usize = 1 << 20;
-/// Keys that are kept before it is looked which of them are wanted.
+/// Minimum number of gathered keys before the unwanted ones of a sorted range are dropped.
 const KEPT_AT_LEAST: usize = 64;
 
-/// Where what is read for answers has to find room.
+/// Memory budget for the answers of one request.
 pub struct AnswerRoom<'f> {
     fits: &'f mut dyn FnMut(usize) -> bool,
     held: usize,
@@ -32,35 +32,36 @@ pub struct AnswerRoom<'f> {
 }
 
 impl<'f> AnswerRoom<'f> {
-    /// `held` bytes are in it; `fits` says whether so many would be too much.
+    /// Makes a budget of which `held` bytes are used. `fits` says whether a total number of bytes
+    /// is allowed.
     pub fn new(held: usize, fits: &'f mut dyn FnMut(usize) -> bool) -> Self {
         Self { fits, held, is_overdrawn: false }
     }
 
-    /// What is in it.
+    /// Returns the used bytes.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held
     }
 
-    /// Whether something didn't fit. From then on nothing does.
+    /// Whether something didn't fit. After that nothing fits any more.
     #[must_use]
     pub fn is_overdrawn(&self) -> bool {
         self.is_overdrawn
     }
 
-    /// Whether `bytes` more would fit.
+    /// Whether `bytes` more would fit. If not, the budget counts as overdrawn from now on.
     pub(crate) fn fits(&mut self, bytes: usize) -> bool {
         self.is_overdrawn = self.is_overdrawn || !(self.fits)(self.held + bytes);
         !self.is_overdrawn
     }
 
-    /// Takes in what was gathered for an answer, and fits.
+    /// Adds the bytes of a gathered answer, which the caller has checked to fit.
     pub(crate) fn take_gathered(&mut self, gather: &Gather) {
         self.held += gather.bytes();
     }
 
-    /// Takes in `kv`, if it fits.
+    /// Adds the bytes of `kv` and returns it, if it fits.
     pub(crate) fn take(&mut self, kv: KeyValue) -> Option<KeyValue> {
         let bytes = weight(&kv);
         self.fits(bytes).then(|| {
@@ -70,22 +71,22 @@ impl<'f> AnswerRoom<'f> {
     }
 }
 
-/// What a pair holds in memory, roughly.
+/// Returns the approximate number of bytes that a key-value pair takes in memory.
 fn weight(kv: &KeyValue) -> usize {
     size_of::<KeyValue>() + kv.key.len() + kv.value.len()
 }
 
-/// Somewhere to read from: a published view, or the batch that is being applied.
+/// Where to read from: a published view, or the batch that is being applied.
 pub(crate) struct Source<'a, T> {
     pub(crate) index: &'a RwLock<Index>,
     pub(crate) records: &'a T,
-    /// The newest revision here.
+    /// Newest revision in the source.
     pub(crate) revision: i64,
     pub(crate) compacted: i64,
 }
 
 impl<T: ReadableTable<u128, &'static [u8]>> Source<'_, T> {
-    /// One record that the index speaks of.
+    /// Reads the record of a revision that the index has returned.
     pub(crate) fn record(&self, at: Revision) -> Result<KeyValue, StoreError> {
         match self.records.get(at.to_row())? {
             Some(record) => decode(record.value()),
@@ -93,14 +94,14 @@ impl<T: ReadableTable<u128, &'static [u8]>> Source<'_, T> {
         }
     }
 
-    /// The newest value of `key`.
+    /// Returns the newest value of `key`, or `None` if the key doesn't exist.
     pub(crate) fn newest(&self, key: &[u8]) -> Result<Option<KeyValue>, StoreError> {
         let at = read(self.index).newest(key).map(|newest| newest.modified);
         at.map(|at| self.record(at)).transpose()
     }
 
-    /// Shows every key of `range` with its newest value, in key order, until `look` says no. Holds
-    /// one value at a time.
+    /// Calls `look` for each key of `range` with its newest value, in key order, until `look`
+    /// returns false. Only one value is in memory at a time.
     pub(crate) fn each(
         &self,
         range: KeyRange,
@@ -111,7 +112,8 @@ impl<T: ReadableTable<u128, &'static [u8]>> Source<'_, T> {
         Ok(())
     }
 
-    /// Goes on showing them; true once there are no more, or `look` said no.
+    /// Runs one bounded step of `scan`: calls `look` for further keys. Returns true once no keys
+    /// are left, or `look` has returned false.
     pub(crate) fn scan(
         &self,
         scan: &mut Scan,
@@ -142,7 +144,7 @@ impl<T: ReadableTable<u128, &'static [u8]>> Source<'_, T> {
         Ok(*is_walked && found.is_empty())
     }
 
-    /// Answers `request` in one go, unless `room` has none for that.
+    /// Answers `request` without a pause. Returns `None` if the answer doesn't fit into `room`.
     pub(crate) fn range(
         &self,
         request: &RangeRequest,
@@ -166,57 +168,58 @@ pub(crate) fn missing(at: Revision) -> StoreError {
     StoreError::Corrupt(format!("the record of revision {}.{} is missing", at.main, at.sub))
 }
 
-/// A read lock on the index. A poisoned lock means that a writer panicked halfway: nothing that
-/// the index says can be trusted.
+/// Locks the index for reading. A poisoned lock means that a writer panicked midway, so the index
+/// can't be trusted.
 pub(crate) fn read(index: &RwLock<Index>) -> std::sync::RwLockReadGuard<'_, Index> {
     index.read().expect("a writer that panicked has stopped the process")
 }
 
-/// Every key of a range with its value, looked at in bounded steps.
+/// State of an iteration over all keys of a range with their values, in bounded steps.
 pub struct Scan {
     range: KeyRange,
     after: Option<Box<[u8]>>,
-    /// The index has been walked to the end.
+    /// Whether the index has been walked to the end.
     is_walked: bool,
-    /// Records to look at.
+    /// Revisions of the records to show next.
     found: VecDeque<Revision>,
 }
 
 impl Scan {
-    /// Of `range`, from its begin.
+    /// Begins at the start of `range`.
     #[must_use]
     pub fn new(range: KeyRange) -> Self {
         Self { range, after: None, is_walked: false, found: VecDeque::new() }
     }
 }
 
-/// Whether a [`Gather`] has come to its end.
+/// Whether a [`Gather`] has finished.
 pub enum Step {
-    /// Call again; another task may run meanwhile.
+    /// The range isn't finished. The caller calls again and may let other tasks run before.
     Again,
-    /// The answer. Its header has the revision only.
+    /// The finished answer. Its header has only the revision.
     Done(RangeResponse),
 }
 
-/// A range read in bounded steps, so that a wide one holds up neither writes nor other reads.
+/// State of a range request that is read in bounded steps. So a wide range doesn't delay writes or
+/// other reads for long.
 pub struct Gather {
     request: RangeRequest,
     range: KeyRange,
-    /// The revision to read at.
+    /// Revision to read at.
     at: i64,
-    /// The store's revision, for the header.
+    /// The store's revision, for the answer's header.
     revision: i64,
-    /// Stop reading records (not counting keys) after so many; 0: never.
+    /// Number of records after which reading stops, while keys are still counted; 0 means no limit.
     wanted: usize,
     after: Option<Box<[u8]>>,
-    /// The index has been walked to the end.
+    /// Whether the index has been walked to the end.
     is_walked: bool,
-    /// Records to read.
+    /// Revisions of the records to read next.
     found: VecDeque<Revision>,
     kvs: Vec<KeyValue>,
-    /// What these hold.
+    /// Approximate size of `kvs` in bytes.
     bytes: usize,
-    /// Taken out before the end.
+    /// Number of pairs already handed out by [`Self::take`].
     given: usize,
     count: i64,
 }
@@ -240,7 +243,7 @@ impl Gather {
             || request.max_mod_revision != 0
             || request.min_create_revision != 0
             || request.max_create_revision != 0;
-        // One more than asked for, to know whether there are more.
+        // One more than the limit is read, to know whether there are more.
         let wanted = match usize::try_from(request.limit) {
             Ok(limit) if limit > 0 && !everything => limit.saturating_add(1),
             _ => 0,
@@ -261,7 +264,7 @@ impl Gather {
         })
     }
 
-    /// Whether it can go on with a newer view, in which what was before `compacted` is no more.
+    /// Returns an error if a newer view compacted at `compacted` can't continue this read.
     pub fn go_on(&self, compacted: i64) -> Result<(), ReadError> {
         if compacted > self.at { Err(self.gone()) } else { Ok(()) }
     }
@@ -270,8 +273,8 @@ impl Gather {
         if self.request.revision > 0 { ReadError::Compacted } else { ReadError::Superseded }
     }
 
-    /// Takes out what has been gathered so far, for who neither sorts nor filters: the end has the rest.
-    /// Nothing, once all that is wanted is there.
+    /// Returns the pairs gathered so far; later steps return the rest. It must not be used for a
+    /// request that sorts or filters. Returns nothing once all wanted pairs are gathered.
     pub fn take(&mut self) -> Vec<KeyValue> {
         if self.is_full() {
             return Vec::new();
@@ -281,7 +284,7 @@ impl Gather {
         std::mem::take(&mut self.kvs)
     }
 
-    /// What has been gathered holds so many bytes.
+    /// Returns the approximate number of bytes of the gathered pairs.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -320,7 +323,7 @@ impl Gather {
         })
     }
 
-    /// Finds the next keys.
+    /// Finds the next keys in the index, up to the step's limit.
     fn walk<T>(&mut self, source: &Source<'_, T>) -> Result<(), ReadError> {
         let full = self.is_full();
         let at_most = if full { COUNTED_PER_STEP } else { KEYS_PER_STEP };
@@ -347,10 +350,11 @@ impl Gather {
             return;
         }
         if self.request.keys_only && self.request.sort_target() != SortTarget::Value {
-            // The key is a slice of the whole record.
+            // The key is a slice of the whole record. A copy lets the record's memory be freed.
             kv.key = Bytes::copy_from_slice(&kv.key);
             kv.value.clear();
-            // etcd 3.7 answers these from its index, which knows no leases (kvstore_txn.go).
+            // etcd 3.7 answers keys-only requests from its index, which has no leases
+            // (kvstore_txn.go).
             kv.lease = 0;
         }
         self.bytes += weight(&kv);
@@ -358,18 +362,18 @@ impl Gather {
         self.leave_out();
     }
 
-    /// Of what has to be sorted, what comes after all that is wanted is not kept: of a thousand keys the
-    /// newest one alone takes no room for a thousand.
+    /// Drops pairs that can't be in a sorted answer because better ones fill its limit. So a
+    /// request for the newest of a thousand keys doesn't hold a thousand pairs.
     fn leave_out(&mut self) {
         let limit = usize::try_from(self.request.limit).unwrap_or(0);
-        // One more than asked for, to know whether there are more.
+        // One more than the limit is kept, to know whether there are more.
         let best = limit.saturating_add(1);
         let is_sorted = self.request.sort_order() != SortOrder::None;
         if limit == 0 || !is_sorted || self.kvs.len() < best.saturating_mul(2).max(KEPT_AT_LEAST) {
             return;
         }
         if self.request.sort_target() == SortTarget::Key {
-            // They come in this order, or in the other one.
+            // Keys were read in ascending order. A descending answer needs the last ones.
             match self.request.sort_order() {
                 SortOrder::Descend => drop(self.kvs.drain(..self.kvs.len() - best)),
                 _ => self.kvs.truncate(best),
@@ -381,7 +385,8 @@ impl Gather {
         self.bytes = self.kvs.iter().map(weight).sum();
     }
 
-    /// Sorts and cuts, in this order; filters have been first.
+    /// Sorts the pairs, then applies the limit. Filters were applied earlier, when the pairs were
+    /// read.
     fn finish(&mut self) -> RangeResponse {
         let request = &self.request;
         let mut kvs = std::mem::take(&mut self.kvs);
@@ -396,12 +401,13 @@ impl Gather {
         }
         if request.keys_only && request.sort_target() == SortTarget::Value {
             for kv in &mut kvs {
-                // Both are slices of the whole record.
+                // Both are slices of the whole record. Replacing them lets the record's memory be
+                // freed.
                 kv.key = Bytes::copy_from_slice(&kv.key);
                 kv.value = Bytes::new();
             }
         }
-        // From here on the answer holds what is in it, and not what was looked at for it.
+        // From now on the size is that of the answer alone, not of the pairs that were dropped.
         kvs.shrink_to_fit();
         self.bytes = kvs.iter().map(weight).sum();
         RangeResponse {
@@ -413,7 +419,7 @@ impl Gather {
     }
 }
 
-/// Whether a key is one of those whose revisions are asked for.
+/// Whether a pair's revisions lie within the request's minimum and maximum revisions.
 fn passes(kv: &KeyValue, request: &RangeRequest) -> bool {
     let within =
         |value: i64, min: i64, max: i64| (max == 0 || value <= max) && (min == 0 || value >= min);
@@ -421,7 +427,7 @@ fn passes(kv: &KeyValue, request: &RangeRequest) -> bool {
         && within(kv.create_revision, request.min_create_revision, request.max_create_revision)
 }
 
-/// Records come in key order, which is already what most requests want.
+/// Sorts the pairs as requested. They are in key order already, which most requests want.
 fn sort(kvs: &mut [KeyValue], request: &RangeRequest) {
     let target = request.sort_target();
     let by = |a: &KeyValue, b: &KeyValue| -> Ordering {

@@ -1,4 +1,4 @@
-//! Revisions and key ranges: the two axes of every read.
+//! Revisions and key ranges, the two dimensions of every read.
 
 use std::ops::Bound;
 
@@ -7,19 +7,19 @@ use bytes::Bytes;
 /// A point in the store's history: `main` counts write requests, `sub` the changes within one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision {
-    /// The write request; the first one is 2, as in etcd.
+    /// Number of the write request; the first one is 2, as in etcd.
     pub main: i64,
-    /// The change within it, from 0.
+    /// Number of the change within the request, from 0.
     pub sub: u32,
 }
 
 impl Revision {
-    /// The key under which the record table keeps this revision; sorts as the revision does.
+    /// Returns the row of the record table for this revision. Rows sort as revisions do.
     pub(crate) fn to_row(self) -> u128 {
         (u128::from(self.main.cast_unsigned()) << 64) | u128::from(self.sub)
     }
 
-    /// The inverse of [`Self::to_row`].
+    /// Returns the revision of a row made by [`Self::to_row`].
     pub(crate) fn from_row(row: u128) -> Self {
         let low =
             |bits: u128| u64::try_from(bits & u128::from(u64::MAX)).expect("masked to 64 bits");
@@ -30,12 +30,12 @@ impl Revision {
     }
 }
 
-/// Bytes of a revision as etcd writes it: main, `_`, sub.
+/// Length of a revision in etcd's format: main, `_`, sub.
 const ETCD_BYTES: usize = 8 + 1 + 8;
-/// What follows it in the key of a tombstone.
+/// Byte that etcd appends to the revision of a tombstone.
 const ETCD_TOMBSTONE: u8 = b't';
 
-/// The key under which etcd stores a change.
+/// Key under which etcd stores a change.
 #[derive(Clone, Copy)]
 pub(crate) struct EtcdKey {
     bytes: [u8; ETCD_BYTES + 1],
@@ -56,8 +56,8 @@ impl EtcdKey {
         &self.bytes[..self.length]
     }
 
-    /// The change that etcd stores under `key`, and whether it is a tombstone; `None` if etcd stores
-    /// nothing there.
+    /// Parses a key of etcd's store into the change's revision and whether it is a tombstone.
+    /// Returns `None` if etcd never writes such a key.
     pub(crate) fn parse(key: &[u8]) -> Option<(Revision, bool)> {
         let (main, rest) = key.split_first_chunk()?;
         let (sub, mark) = rest.strip_prefix(b"_")?.split_first_chunk()?;
@@ -72,22 +72,23 @@ impl EtcdKey {
     }
 }
 
-/// Where a walk over an ordered map begins and ends.
+/// Start and end bounds of a walk over an ordered map.
 type Bounds<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
 
-/// The keys that a request means by `key` and `range_end`.
+/// Keys selected by a request's `key` and `range_end`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum KeyRange {
-    /// No `range_end`: this key alone.
+    /// The key alone; `range_end` is empty.
     One(Bytes),
-    /// From the first, inclusive, to the second, exclusive; empty if they are not in order.
+    /// Keys from the first, inclusive, to the second, exclusive. Empty if the bounds are not in
+    /// order.
     Between(Bytes, Bytes),
-    /// `range_end` is `"\0"`: this key and everything after it.
+    /// This key and all keys after it; `range_end` is `"\0"`.
     From(Bytes),
 }
 
 impl KeyRange {
-    /// Reads `key` and `range_end` as etcd does.
+    /// Interprets `key` and `range_end` as etcd does.
     #[must_use]
     pub fn new(key: Bytes, range_end: Bytes) -> Self {
         match &range_end[..] {
@@ -97,7 +98,6 @@ impl KeyRange {
         }
     }
 
-    /// Whether `key` lies in the range.
     #[must_use]
     pub fn contains(&self, key: &[u8]) -> bool {
         match self {
@@ -107,13 +107,13 @@ impl KeyRange {
         }
     }
 
-    /// No key can lie in the range.
+    /// Whether the range can't contain any key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         matches!(self, Self::Between(start, end) if start >= end)
     }
 
-    /// The range's first possible key.
+    /// Returns the lowest key that the range can contain.
     #[must_use]
     pub fn start(&self) -> &Bytes {
         match self {
@@ -121,7 +121,8 @@ impl KeyRange {
         }
     }
 
-    /// Bounds for an ordered map, beginning after `after` if given. `None`: nothing is left.
+    /// Returns the bounds for an ordered map, beginning after the key `after` if given. `None`
+    /// means that no key is left, or that the range is a single key.
     pub(crate) fn bounds<'a>(&'a self, after: Option<&'a [u8]>) -> Option<Bounds<'a>> {
         let from = after.map_or(Bound::Included(&self.start()[..]), Bound::Excluded);
         let begin = after.unwrap_or(self.start());

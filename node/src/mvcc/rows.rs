@@ -1,12 +1,12 @@
-//! What a row of the records' table holds: one record, or the tombstones of one request.
+//! Rows of the record table. A row holds one record, or several tombstones of one request.
 //!
-//! A request that deletes many keys, as the end of a lease does, would write a row for each while
-//! all later writes wait; together they are a fiftieth of the rows, at the same revisions. Whoever
-//! reads rows in order goes through [`records`], and sees no difference.
+//! Revoking a lease, for example, deletes many keys in one request. A row for each tombstone would
+//! delay all later writes. Several tombstones per row need about a fiftieth of the rows, and keep
+//! their revisions. [`records`] hides the difference from code that reads rows in order.
 //!
-//! Of a row of tombstones nothing is taken away but by the compaction that passes its request, at
-//! the end of its work: until then it may hold some that the index has dropped already, just as a
-//! compaction that has not come so far leaves records.
+//! A row of several tombstones is changed only at the end of the compaction that passes its
+//! request. Until then it may contain tombstones that the index has dropped already. That is
+//! normal: an unfinished compaction leaves such records as well.
 
 use redb::ReadableTable;
 
@@ -14,31 +14,32 @@ use super::error::StoreError;
 use super::event::{KEY_TAG, encode_tombstone};
 use super::revision::Revision;
 
-/// Bytes of a row of tombstones, at most: with what the file adds, a page.
+/// Maximum length of a row of several tombstones. With what redb adds, it fills a page.
 const TOGETHER_BYTES: usize = 4_000;
-/// A row of tombstones begins so; no encoded `KeyValue` does.
+/// First byte of a row of several tombstones. No encoded `KeyValue` begins with it.
 const TOGETHER: u8 = 0;
-/// Tombstones of one request, on their way into a row.
+/// Tombstones of one request that are collected for one row.
 #[derive(Debug, Default)]
 pub(crate) struct Tombstones {
     first: Option<Revision>,
     count: usize,
-    /// [`TOGETHER`], then for each how far its `sub` is from the row's, and its record.
+    /// [`TOGETHER`]; then for each tombstone the distance of its `sub` from the row's, and its
+    /// record.
     bytes: Vec<u8>,
-    /// Where the last record begins.
+    /// Offset at which the last record begins.
     last: usize,
-    /// Of all of them, as if each lay in a row of its own.
+    /// Sum of the tombstones' weights, as if each had a row of its own.
     weight: i64,
 }
 
 impl Tombstones {
-    /// Whether a row with one more, of a key of `length` bytes, would be too long.
+    /// Whether the row would be too long with one more tombstone, of a key of `length` bytes.
     pub(crate) fn is_full_with(&self, length: usize) -> bool {
-        // The tag, and two numbers of at most 5 bytes.
+        // Overhead of a tombstone: the tag, and two varints of at most 5 bytes.
         self.count > 0 && self.bytes.len() + length + 11 > TOGETHER_BYTES
     }
 
-    /// Takes one more, of the same request and after all others.
+    /// Appends a tombstone of the same request. Its revision must be higher than those before.
     pub(crate) fn push(&mut self, at: Revision, key: &[u8]) {
         let first = *self.first.get_or_insert(at);
         debug_assert!(first.main == at.main && first.sub <= at.sub, "{at:?} comes after {first:?}");
@@ -52,18 +53,19 @@ impl Tombstones {
         self.count += 1;
     }
 
-    /// The row, and what is in it; `None` if there is nothing. A single one lies in it as it is.
+    /// Returns the row and its contents; `None` if there are no tombstones. A single one is stored
+    /// as an ordinary record.
     pub(crate) fn row(&self) -> Option<(u128, &[u8])> {
         let bytes = if self.count == 1 { &self.bytes[self.last..] } else { &self.bytes };
         Some((self.first?.to_row(), bytes))
     }
 
-    /// What they add to the store.
+    /// Returns the bytes that the tombstones add to the store's size.
     pub(crate) fn weight(&self) -> i64 {
         self.weight
     }
 
-    /// Empty again, for the next row.
+    /// Removes all tombstones, to begin the next row.
     pub(crate) fn clear(&mut self) {
         self.first = None;
         self.count = 0;
@@ -72,26 +74,26 @@ impl Tombstones {
     }
 }
 
-/// Whether the row holds tombstones that lie together.
+/// Whether the row holds several tombstones.
 pub(crate) fn is_together(row: &[u8]) -> bool {
     row.first() == Some(&TOGETHER)
 }
 
-/// The records of a row, each with its revision, in order.
+/// Iterates over the records of a row, each with its revision, in order.
 pub(crate) fn records(at: u128, row: &[u8]) -> Records<'_> {
     let first = Revision::from_row(at);
     let left = if is_together(row) { Left::Together(&row[1..]) } else { Left::One(row) };
     Records { first, left }
 }
 
-/// What is yet to be shown of a row.
+/// Part of a row that has not been returned yet.
 enum Left<'row> {
     One(&'row [u8]),
     Together(&'row [u8]),
     Nothing,
 }
 
-/// See [`records`].
+/// Iterator over the records of a row: see [`records`].
 pub(crate) struct Records<'row> {
     first: Revision,
     left: Left<'row>,
@@ -122,7 +124,8 @@ impl<'row> Iterator for Records<'row> {
     }
 }
 
-/// How far the first tombstone is from its row's revision, its record, and what follows it.
+/// Splits the first tombstone off: its distance from the row's `sub`, its record, and the remaining
+/// bytes.
 fn tombstone(bytes: &[u8]) -> Option<(u32, &[u8], &[u8])> {
     let mut rest = bytes;
     let ahead = u32::try_from(prost::encoding::decode_varint(&mut rest).ok()?).ok()?;
@@ -133,12 +136,14 @@ fn tombstone(bytes: &[u8]) -> Option<(u32, &[u8], &[u8])> {
     Some((ahead, &record[..record.len() - after.len()], after))
 }
 
-/// What a record of `length` bytes adds to the store: the same on every member, in whatever row it lies.
+/// Returns the bytes that a record of `length` bytes adds to the store's size. They don't depend on
+/// the kind of row, so that all members count the same.
 pub(crate) fn weight(length: usize) -> i64 {
     i64::try_from(length + size_of::<u128>()).unwrap_or(i64::MAX)
 }
 
-/// Shows the record at a revision, wherever it lies; `None` if there is none.
+/// Passes the record of a revision to `show`, whichever kind of row it is in. Returns `None` if
+/// there is no record.
 pub(crate) fn at<R>(
     rows: &impl ReadableTable<u128, &'static [u8]>,
     at: Revision,

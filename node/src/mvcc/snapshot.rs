@@ -1,8 +1,8 @@
-//! The whole store as a stream, for a member that is too far behind the log.
+//! Snapshot stream: the whole store, for a member that is too far behind the log.
 //!
-//! A magic and a version, then frames: kind, length, CRC-32C, payload. Each checksum goes on from
-//! the one before, so that a frame can't be lost, doubled or moved; the last frame says how many
-//! records there were. Reader and writer hold one frame at a time.
+//! It has a magic and a version, then frames of kind, length, CRC-32C and payload. Each checksum
+//! continues the previous one, so that a lost, repeated or moved frame is noticed. The last frame
+//! has the number of records. Reader and writer hold one frame at a time.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -30,24 +30,24 @@ use crate::membership::MemberTable;
 
 const MAGIC: [u8; 8] = *b"MUSTERKV";
 const VERSION: u32 = 2;
-/// A frame of records is sent once it has so many bytes.
+/// Size from which a frame of records is written out.
 const FRAME_BYTES: usize = 256 * 1024;
-/// No frame is larger: one record of the largest request, and room.
+/// Maximum length of a frame: one record of the largest request, with some reserve.
 const MAX_FRAME_BYTES: usize = 64 * 1024 * 1024;
 
-/// What a frame holds.
+/// Kind of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Progress = 1,
     Member = 2,
     Alarm = 3,
-    /// Row (16 bytes), length (4), record; repeated.
+    /// Records, each with row (16 bytes), length (4 bytes) and contents.
     Records = 4,
-    /// The number of records (8).
+    /// Number of records (8 bytes).
     End = 5,
     Removed = 6,
     Lease = 7,
-    /// Whether users and roles count, and how often they have changed (9).
+    /// Whether authentication is enabled (1 byte), and the auth revision (8 bytes).
     Auth = 8,
     User = 9,
     Role = 10,
@@ -99,7 +99,7 @@ impl FrameReader<'_> {
         })
     }
 
-    /// The next frame's kind; its payload is in `payload`.
+    /// Reads the next frame's payload into `payload`, and returns its kind.
     fn frame(&mut self) -> Result<Kind, StoreError> {
         let mut head = [0; 5];
         self.exact(&mut head)?;
@@ -110,7 +110,7 @@ impl FrameReader<'_> {
         if length > MAX_FRAME_BYTES {
             return Err(corrupt(format!("a frame claims {length} bytes")));
         }
-        // It grows as the bytes come, whatever was claimed.
+        // The buffer grows as bytes arrive, so a false length can't make us allocate much.
         self.payload.clear();
         let mut body = Read::take(&mut *self.input, claimed.into());
         if body.read_to_end(&mut self.payload).map_err(StoreError::Stream)? < length {
@@ -130,8 +130,8 @@ impl FrameReader<'_> {
 }
 
 impl View {
-    /// Writes the store as of this view. Needs memory for one frame; meanwhile the file can't use
-    /// again the pages that belong to the view.
+    /// Writes the store as of this view. It needs memory for one frame. The file can't reuse the
+    /// view's pages meanwhile.
     pub fn write_snapshot(&self, out: &mut dyn Write) -> Result<(), StoreError> {
         out.write_all(&MAGIC).map_err(StoreError::Stream)?;
         out.write_all(&VERSION.to_le_bytes()).map_err(StoreError::Stream)?;
@@ -141,11 +141,13 @@ impl View {
         frames.out.flush().map_err(StoreError::Stream)
     }
 
-    /// A checksum of all that the file holds but how far the log is applied, which members are asked
-    /// for at different moments: their records, those included that a compaction has yet to take
-    /// away, the members, those that were removed, the alarms, the leases, users and roles. What etcd's `Hash` is to its file,
-    /// another's; two members of one cluster agree that have applied the same, and had compacted the same
-    /// when they did. Reads everything: call it where it may block.
+    /// Returns a checksum of everything in the file except the applied position, since members are
+    /// asked at different moments. It covers records (those not yet deleted by a compaction as
+    /// well), members, removed members, alarms, leases, users and roles.
+    ///
+    /// It plays the role of etcd's `Hash`, but its value is not etcd's. Two members of a cluster
+    /// agree if they have applied the same entries and had compacted the same by then. Reads the
+    /// whole store: call it where it may block.
     pub fn checksum(&self) -> Result<u32, StoreError> {
         let (mut nowhere, mut checksum) = (std::io::sink(), 0);
         for number in [self.progress.revision, self.progress.compacted] {
@@ -169,7 +171,7 @@ impl View {
         for lease in self.leases()? {
             frames.frame(Kind::Lease, &encode_lease(lease))?;
         }
-        // Without users there is nothing that a build which knows none could not read.
+        // Builds that don't know users can read a snapshot without this frame.
         if *self.auth() != AuthState::default() {
             frames.frame(Kind::Auth, &encode_auth(self.auth()))?;
         }
@@ -183,46 +185,46 @@ impl View {
     }
 }
 
-/// What a store holds beside its records.
+/// Contents of a store except its records.
 #[derive(Clone, Debug)]
 pub struct Contents {
-    /// The last log entry in it.
+    /// Position of the last log entry applied to the store.
     pub applied: Position,
-    /// The newest revision: no record has a newer one.
+    /// Newest revision. No record has a newer one.
     pub revision: i64,
-    /// The last compaction, whether or not what it takes away is gone; -1: none.
+    /// Last compaction revision, whether or not its records are deleted yet; -1 if there was none.
     pub compacted: i64,
-    /// Who belongs to the cluster.
+    /// Current and removed members of the cluster.
     pub members: MemberTable,
-    /// The alarms that are raised.
+    /// Active alarms.
     pub alarms: Vec<AlarmMember>,
-    /// Leases; which keys are attached to them, the records say.
+    /// Leases. Their attached keys follow from the records.
     pub leases: Vec<Lease>,
-    /// Who may do what.
+    /// Users, roles and whether authentication is enabled.
     pub auth: AuthState,
 }
 
-/// What is in a snapshot beside progress and records.
+/// Contents of a snapshot except progress and records.
 struct Rest {
     cluster: Cluster,
     leases: Vec<Lease>,
 }
 
-/// Takes a record that comes after all others.
+/// Function that takes a row and its record, in ascending order of rows.
 type TakeRecord<'a> = dyn FnMut(u128, &[u8]) -> Result<(), StoreError> + 'a;
 
 impl Writer {
-    /// Replaces the whole store, durably and at once, by what [`View::write_snapshot`] wrote. A
-    /// damaged stream changes nothing.
+    /// Replaces the whole store, durably and in one transaction, by a stream from
+    /// [`View::write_snapshot`]. A damaged stream changes nothing.
     pub fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, StoreError> {
         let (mut frames, progress) = begin(input)?;
         self.install(progress, |take| read_frames(&mut frames, take))?;
         Ok(progress.applied)
     }
 
-    /// Replaces the whole store, durably and at once, by `contents` and the records that `fill`
-    /// gives, each an encoded `KeyValue`, in the order of their revisions. If that fails, nothing has
-    /// changed.
+    /// Replaces the whole store, durably and in one transaction. The new store has `contents` and
+    /// the records that `fill` passes: encoded `KeyValue`s in the order of revisions. An error
+    /// changes nothing.
     pub fn import<E: From<StoreError>>(
         &mut self,
         contents: Contents,
@@ -281,9 +283,9 @@ impl Writer {
     }
 }
 
-/// Reads through what [`View::write_snapshot`] wrote, to its end, and returns the position that it
-/// is of, and who belonged to the cluster there: an error here is one that would come, or worse, if it were installed. Needs memory for one
-/// frame.
+/// Checks a whole stream from [`View::write_snapshot`] without installing it. Returns its log
+/// position and the members at that position. A damaged stream is an error here, as it would be
+/// when installed. Needs memory for one frame.
 pub fn inspect_snapshot(input: &mut dyn Read) -> Result<(Position, Members), StoreError> {
     let (mut frames, progress) = begin(input)?;
     let rest = read_frames(&mut frames, &mut |_, record| decode(record).map(drop))?;
@@ -320,8 +322,8 @@ fn write_records(view: &View, frames: &mut FrameWriter<'_>) -> Result<(), StoreE
             payload.extend_from_slice(&length.to_le_bytes());
             payload.extend_from_slice(record);
             count += 1;
-            // After each record, and not each row: how records lie in rows differs between members,
-            // and a checksum is of frames.
+            // The length is checked after each record, not each row. Members may arrange records in
+            // different rows, but the checksum depends on where frames end.
             if payload.len() >= FRAME_BYTES {
                 frames.frame(Kind::Records, &payload)?;
                 payload.clear();
@@ -376,7 +378,7 @@ fn read_frames(
     }
 }
 
-/// The first record of a frame, and what follows it.
+/// Splits the first record off a frame: its row, its bytes, and the remaining frame.
 fn split_record(frame: &[u8]) -> Option<(u128, &[u8], &[u8])> {
     let (row, rest) = frame.split_first_chunk::<16>()?;
     let (length, rest) = rest.split_first_chunk::<4>()?;

@@ -1,4 +1,4 @@
-//! What is shared of a store that is open, the views of it, and the handle that reads.
+//! State shared by all users of an open store, its views, and the handle for reading.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -31,25 +31,25 @@ use crate::lease::{Lease, LeaseCounters, LeaseTable};
 use crate::machine::Position;
 use crate::membership::MemberTable;
 
-/// A page of the store's file.
+/// Size of a page of the store's file.
 const PAGE_BYTES: u64 = 4096;
 
 type Records = ReadOnlyTable<u128, &'static [u8]>;
 
-/// The store as one applied batch left it. Cheap to hold for a request, not for long: its pages of
-/// the file can't be used again meanwhile.
+/// The store as one applied batch left it. A request may hold it, but not for long: the file can't
+/// reuse its pages meanwhile.
 pub struct View {
     pub(crate) records: Records,
     pub(crate) txn: ReadTransaction,
-    /// Ends with the last view of it, so that this one can be read even when another has taken its
-    /// place.
+    /// The file of this view, which stays open while a view of it exists. So the view remains
+    /// readable after a defragmentation replaced the file.
     pub(crate) _file: Arc<File>,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) progress: Progress,
 }
 
 impl View {
-    /// All leases, by name.
+    /// Returns all leases, ordered by ID.
     pub fn leases(&self) -> Result<Vec<Lease>, StoreError> {
         let mut leases = Vec::new();
         for row in self.txn.open_table(LEASES)?.iter()? {
@@ -58,53 +58,52 @@ impl View {
         Ok(leases)
     }
 
-    /// The newest revision.
     #[must_use]
     pub fn revision(&self) -> i64 {
         self.progress.revision
     }
 
-    /// Reads below this revision are refused; -1 before the first compaction.
+    /// Returns the compaction revision, below which reads are refused; -1 before the first
+    /// compaction.
     #[must_use]
     pub fn compacted(&self) -> i64 {
         self.progress.compacted
     }
 
-    /// The last log entry in it.
+    /// Returns the position of the last log entry applied to the view.
     #[must_use]
     pub fn applied(&self) -> Position {
         self.progress.applied
     }
 
-    /// Who belongs to the cluster.
+    /// Returns the current and removed members of the cluster.
     #[must_use]
     pub fn members(&self) -> &MemberTable {
         &self.cluster.members
     }
 
-    /// The alarms that are raised, by member.
+    /// Returns the active alarms, ordered by member ID.
     #[must_use]
     pub fn alarms(&self) -> &[AlarmMember] {
         &self.cluster.alarms
     }
 
-    /// Who may do what.
+    /// Returns users, roles and whether authentication is enabled.
     #[must_use]
     pub fn auth(&self) -> &AuthState {
         &self.cluster.auth
     }
 }
 
-/// A view, and what has to be known beside it to carry the store elsewhere as a file.
+/// A view with what else is needed to export the store as a file.
 pub struct Frozen {
-    /// The store.
     pub view: View,
-    /// The last compaction whose old revisions are gone; -1: none.
+    /// Last compaction whose old revisions are all deleted; -1 if there is none.
     pub finished_compaction: i64,
 }
 
 impl Frozen {
-    /// Shows every record, an encoded `KeyValue`, in the order of revisions.
+    /// Passes each record, an encoded `KeyValue`, to `show`, in the order of revisions.
     pub fn records<E: From<StoreError>>(
         &self,
         mut show: impl FnMut(Revision, &[u8]) -> Result<(), E>,
@@ -120,14 +119,14 @@ impl Frozen {
     }
 }
 
-/// An open file.
+/// The store's file, opened as a redb database.
 pub(crate) struct File {
     pub(crate) db: Database,
     bytes: Arc<AtomicU64>,
 }
 
 impl File {
-    /// Opens what `backend` holds, or begins a new store there.
+    /// Opens the store in `backend`, or creates a new one there.
     pub(crate) fn open(
         backend: impl StorageBackend,
         cache_bytes: usize,
@@ -141,39 +140,42 @@ impl File {
 }
 
 pub(crate) struct Shared {
-    /// Whoever writes holds this from before its transaction until the view is published; to put
-    /// another file in its place takes the lock as a whole.
+    /// The store's file. Writers hold the read lock from before their transaction until the view is
+    /// published. A defragmentation takes the write lock to replace the file.
     pub(crate) file: RwLock<Arc<File>>,
-    /// Held by a defragmentation and by each step of a compaction.
+    /// Lock held by a defragmentation and by each step of a compaction, so that compaction deletes
+    /// no records while they are copied.
     pub(crate) rows_stay: Mutex<()>,
-    /// Held by each step of a compaction, and while a snapshot takes the place of all that is there: a
-    /// step must not go on in the records of the one with the index of the other.
+    /// Lock held by each step of a compaction, and while a snapshot replaces the store's contents.
+    /// A step must not use the records of one state with the index of the other.
     pub(crate) one_state: Mutex<()>,
-    /// Counts the states that replaced all that was there; goes up before anything of the new one shows.
+    /// Number of times that a snapshot replaced the whole state. It rises before anything of the
+    /// new state is visible.
     pub(crate) replaced: AtomicU64,
     pub(crate) cache_bytes: usize,
     pub(crate) index: RwLock<Index>,
     pub(crate) leases: RwLock<LeaseTable>,
-    /// The rows that hold tombstones of one request together.
+    /// Rows that hold several tombstones.
     pub(crate) tombstones: Mutex<BTreeSet<u128>>,
     pub(crate) tokens: Mutex<Tokens>,
     pub(super) view: RwLock<Arc<View>>,
-    /// Whether the view says that requests have to say who makes them: so that it costs nothing more to know.
+    /// Whether authentication is enabled in the view. An atomic copy, so that requests needn't lock
+    /// the view.
     pub(super) auth_enabled: AtomicBool,
-    /// The last finished compaction of this state, for those who wait for a physical one.
+    /// Last finished compaction of this state. Requests for a physical compaction wait for it.
     pub(crate) compacted: watch::Sender<i64>,
     pub(crate) cursor: Mutex<Option<Cursor>>,
     pub(crate) compacted_keys_per_step: usize,
     pub(crate) guards: Guards,
     pub(crate) hashes: Kept,
     pub(crate) operations: Operations,
-    /// A compaction has been asked for.
+    /// Signal that a compaction was requested.
     pub(crate) wanted: Notify,
-    /// Those of the newest view, for who has to follow them.
+    /// Members of the newest view, for tasks that follow changes.
     pub(super) members: watch::Sender<Arc<MemberTable>>,
-    /// Those that the newest view has.
+    /// Alarms of the newest view, for tasks that follow changes.
     pub(super) alarms: watch::Sender<Vec<AlarmMember>>,
-    /// Bytes of all records.
+    /// Size of all records in bytes.
     pub(crate) record_bytes: AtomicI64,
 }
 
@@ -186,14 +188,14 @@ impl Shared {
         self.file.read().expect("nothing panics while it replaces the file")
     }
 
-    /// Shows `view` to whoever reads from now on.
+    /// Publishes `view` as the newest one.
     pub(crate) fn show(&self, view: View) {
         let last = {
             let mut slot = self.view.write().expect("nothing panics under this lock");
             self.auth_enabled.store(view.auth().is_enabled(), Ordering::Release);
             std::mem::replace(&mut *slot, Arc::new(view))
         };
-        // Outside the lock: to end a read transaction takes a lock of its own.
+        // Dropped outside the lock, since ending a read transaction takes a lock of its own.
         drop(last);
     }
 
@@ -220,37 +222,39 @@ impl Shared {
     }
 }
 
-/// Reads the store; any number of them.
+/// Handle for reading the store. It is cheap to clone.
 #[derive(Clone)]
 pub struct Store {
     pub(crate) shared: Arc<Shared>,
 }
 
 impl Store {
-    /// The newest view.
+    /// Returns the newest view.
     #[must_use]
     pub fn view(&self) -> Arc<View> {
         self.shared.view()
     }
 
-    /// The store as it is now, to be read as a whole. Its pages of the file can't be used again
-    /// meanwhile.
+    /// Returns the store as it is now, to be read as a whole. The file can't reuse its pages while
+    /// it exists.
     pub fn freeze(&self) -> Result<Frozen, StoreError> {
         freeze(&self.shared.file())
     }
 
-    /// Begins to read a range; `step` until done. [`ReadError::Superseded`]: take a new view.
+    /// Begins to read a range; call [`Self::step`] until it is done. On [`ReadError::Superseded`]
+    /// take a new view.
     pub fn gather(&self, view: &View, request: &RangeRequest) -> Result<Gather, ReadError> {
         self.count_range();
         Gather::new(request, view.revision(), view.compacted())
     }
 
-    /// Goes on with a range that [`Self::gather`] began on the same `view`.
+    /// Continues a range that [`Self::gather`] began on the same `view`.
     pub fn step(&self, view: &View, gather: &mut Gather) -> Result<Step, ReadError> {
         gather.step(&self.shared.source(view))
     }
 
-    /// Reads a whole range in one go: for short ones, and where nothing else has to run.
+    /// Reads a whole range without a pause. Use it for short ranges, or where nothing else has to
+    /// run.
     pub fn range(&self, view: &View, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
         self.count_range();
         let mut anything = |_| true;
@@ -263,14 +267,15 @@ impl Store {
         self.shared.operations.add(Counted { ranges: 1, ..Counted::default() });
     }
 
-    /// What it was asked for.
+    /// Returns the counters of the store's operations.
     #[must_use]
     pub fn operations(&self) -> &Operations {
         &self.shared.operations
     }
 
-    /// Goes on showing every key of a range with its value as of `view`, in key order, until `look` says
-    /// no; true at the end. Holds one value at a time. [`ReadError::Superseded`]: take a new view.
+    /// Runs one bounded step of `scan`: calls `look` for further keys with their values as of
+    /// `view`, in key order. Returns true once no keys are left, or `look` has returned false. Only
+    /// one value is in memory at a time. On [`ReadError::Superseded`] take a new view.
     pub fn scan(
         &self,
         view: &View,
@@ -280,77 +285,78 @@ impl Store {
         self.shared.source(view).scan(scan, look)
     }
 
-    /// Who belongs to the cluster, and a way to wait for a change.
+    /// Returns the current and removed members, in a channel that signals changes.
     #[must_use]
     pub fn members(&self) -> watch::Receiver<Arc<MemberTable>> {
         self.shared.members.subscribe()
     }
 
-    /// Leases and what is attached to them, as far as entries have been applied: of which the newest view
-    /// may lack the last. Not to be held for long, since writes wait for it.
+    /// Returns the leases and their attached keys as of the last applied entry, which the newest
+    /// view may not include yet. Don't hold the lock for long, since writes wait for it.
     #[must_use]
     pub fn leases(&self) -> &RwLock<LeaseTable> {
         &self.shared.leases
     }
 
-    /// Whether requests have to say who makes them, by the newest view.
+    /// Whether authentication is enabled in the newest view.
     #[must_use]
     pub fn is_auth_enabled(&self) -> bool {
         self.shared.auth_enabled.load(Ordering::Acquire)
     }
 
-    /// The tokens that were given by entries which this process has applied, to users who are as they
-    /// were then.
+    /// Returns the tokens issued by entries that this process has applied. Tokens of users who were
+    /// deleted or have another password since are not among them.
     #[must_use]
     pub fn tokens(&self) -> &Mutex<Tokens> {
         &self.shared.tokens
     }
 
-    /// What has been granted and revoked.
+    /// Returns the numbers of granted and revoked leases.
     #[must_use]
     pub fn lease_counters(&self) -> LeaseCounters {
         self.shared.leases.read().expect("nothing panics while it holds this lock").counters()
     }
 
-    /// The alarms that are raised, and a way to wait for a change.
+    /// Returns the active alarms, in a channel that signals changes.
     #[must_use]
     pub fn alarms(&self) -> watch::Receiver<Vec<AlarmMember>> {
         self.shared.alarms.subscribe()
     }
 
-    /// Bytes of the file.
+    /// Returns the length of the store's file in bytes.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.shared.file().bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of all records in it: keys, values and what belongs to them.
+    /// Returns the size of all records in bytes: keys, values and metadata.
     #[must_use]
     pub fn record_bytes(&self) -> u64 {
         self.shared.record_bytes.load(Ordering::Relaxed).try_into().unwrap_or(0)
     }
 
-    /// [`Self::record_bytes`], but at least the page that a store without keys takes: JSON leaves out a size of
-    /// 0, and clients would take the size for unknown.
+    /// Returns [`Self::record_bytes`], but at least one page. JSON omits a size of 0, and clients
+    /// would then take the size for unknown.
     #[must_use]
     pub fn bytes_in_use(&self) -> u64 {
         self.record_bytes().max(PAGE_BYTES)
     }
 
-    /// Keys in the index, deleted ones that no compaction has reached included.
+    /// Returns the number of keys in the index, including deleted ones that are not compacted yet.
     #[must_use]
     pub fn indexed_keys(&self) -> usize {
         super::range::read(&self.shared.index).len()
     }
 
-    /// The last compaction whose old revisions are gone; changes as compactions finish.
+    /// Returns the last compaction whose old revisions are all deleted, in a channel that signals
+    /// changes.
     #[must_use]
     pub fn finished_compactions(&self) -> watch::Receiver<i64> {
         self.shared.compacted.subscribe()
     }
 }
 
-/// Everything of one transaction.
+/// Opens a read transaction on `file`, and returns its view.
 pub(crate) fn freeze(file: &Arc<File>) -> Result<Frozen, StoreError> {
     let txn = file.db.begin_read()?;
     let meta = txn.open_table(META)?;

@@ -1,4 +1,4 @@
-//! What lies in the store file.
+//! Tables of the store's file, and the encoding of their rows.
 
 use std::sync::Arc;
 
@@ -15,16 +15,20 @@ use crate::lease::Lease;
 use crate::machine::Position;
 use crate::membership::{Member, MemberTable, RemovedMember};
 
-/// The file's format; another one is refused.
+/// Format version of the file. Other versions are refused, except those of [`FORMATS_BEFORE`].
 pub(crate) const FORMAT: u32 = 5;
-/// The ones before, brought to [`FORMAT`] when they are opened: the first two lack tables that a new file
-/// has, the first the leases, both the users and roles; none has rows of many tombstones.
+/// Older formats, which are upgraded to [`FORMAT`] when a file is opened:
+///
+/// - 2 has no table of leases, and none of users and roles.
+/// - 3 has no tables of users and roles.
+/// - None of them has rows of several tombstones.
 pub(crate) const FORMATS_BEFORE: [u32; 3] = [2, 3, 4];
 
-/// Revision → encoded `KeyValue`, or tombstones that begin there: see [`super::rows`].
+/// Row of a revision → encoded `KeyValue`, or several tombstones of which the row's is the first:
+/// see [`super::rows`].
 pub(crate) const RECORDS: TableDefinition<'static, u128, &'static [u8]> =
     TableDefinition::new("records");
-/// Fixed rows: see the names below.
+/// Name → value of the few rows that exist once: `PROGRESS`, `COMPACTED`, `VERSION` and `AUTH`.
 pub(crate) const META: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("meta");
 /// Member id → encoded `Member`.
@@ -33,10 +37,10 @@ pub(crate) const MEMBERS: TableDefinition<'static, u64, &'static [u8]> =
 /// Member id → encoded `RemovedMember`. Rows are only ever added.
 pub(crate) const REMOVED: TableDefinition<'static, u64, &'static [u8]> =
     TableDefinition::new("removed");
-/// (member id, alarm type) → nothing.
+/// (Member id, alarm type) → nothing.
 pub(crate) const ALARMS: TableDefinition<'static, (u64, i32), ()> = TableDefinition::new("alarms");
 
-/// Lease id → encoded `Lease`. Which keys are attached to it, the records say.
+/// Lease id → encoded `Lease`. Its attached keys follow from the records.
 pub(crate) const LEASES: TableDefinition<'static, i64, &'static [u8]> =
     TableDefinition::new("leases");
 
@@ -47,23 +51,23 @@ pub(crate) const USERS: TableDefinition<'static, &'static str, &'static [u8]> =
 pub(crate) const ROLES: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("roles");
 
-/// [`Progress`], rewritten by each batch.
+/// Name of the row with [`Progress`], which each batch rewrites.
 const PROGRESS: &str = "progress";
-/// The last compaction whose old revisions are gone.
+/// Name of the row with the last compaction whose old revisions are all deleted.
 const COMPACTED: &str = "compacted";
-/// [`FORMAT`] of the build that made the file.
+/// Name of the row with the file's format version.
 const VERSION: &str = "format";
-/// Whether users and roles count (1 byte), and how often they have changed (8); missing before the first
-/// change.
+/// Name of the row with the switch for authentication (1 byte) and the auth revision (8 bytes). The
+/// row is missing before the first change.
 const AUTH: &str = "auth";
 
-/// How far the file is: one row, so that it can't disagree with itself.
+/// How far the file is. These values share one row, so that they can't contradict each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Progress {
     pub(crate) applied: Position,
-    /// The newest revision; 1 in an empty store, as in etcd.
+    /// Newest revision; 1 in an empty store, as in etcd.
     pub(crate) revision: i64,
-    /// Reads below it are refused; -1 before the first compaction.
+    /// Compaction revision, below which reads are refused; -1 before the first compaction.
     pub(crate) compacted: i64,
 }
 
@@ -98,14 +102,14 @@ impl Progress {
     }
 }
 
-/// The replicated state that is small enough to be kept in RAM as a whole.
+/// Replicated state that is small enough to be kept in RAM as a whole.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Cluster {
-    /// Who belongs to the cluster, and who did.
+    /// Current and removed members of the cluster.
     pub(crate) members: Arc<MemberTable>,
-    /// By member, then type.
+    /// Active alarms, ordered by member, then type.
     pub(crate) alarms: Vec<AlarmMember>,
-    /// Who may do what.
+    /// Users, roles and whether authentication is enabled.
     pub(crate) auth: Arc<AuthState>,
 }
 
@@ -116,7 +120,7 @@ pub(crate) fn write_format(meta: &mut MetaTable<'_>) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// The file's format; `None` in a new file.
+/// Reads the file's format; `None` in a new file.
 pub(crate) fn read_format(
     meta: &impl ReadableTable<&'static str, &'static [u8]>,
 ) -> Result<Option<u32>, StoreError> {
@@ -158,7 +162,7 @@ pub(crate) fn read_compacted(
     Ok(i64::from_le_bytes(bytes))
 }
 
-/// Rewrites members, removed ones and alarms: they are few and change rarely.
+/// Rewrites members, removed members and alarms as a whole: they are few and change rarely.
 pub(crate) fn write_cluster(
     txn: &redb::WriteTransaction,
     cluster: &Cluster,
@@ -181,7 +185,7 @@ pub(crate) fn write_cluster(
     Ok(())
 }
 
-/// Rewrites users and roles: they change rarely.
+/// Rewrites users and roles as a whole: they change rarely.
 pub(crate) fn write_auth(txn: &redb::WriteTransaction, auth: &AuthState) -> Result<(), StoreError> {
     let mut users = txn.open_table(USERS)?;
     users.retain(|_, _| false)?;
@@ -212,7 +216,7 @@ fn read_auth(txn: &redb::ReadTransaction) -> Result<AuthState, StoreError> {
     AuthState::from_rows(enabled, revision, users, roles).map_err(StoreError::Corrupt)
 }
 
-/// Whether users and roles count, and their revision.
+/// Encodes the switch for authentication and the auth revision.
 pub(crate) fn encode_auth(auth: &AuthState) -> [u8; 9] {
     let mut row = [0; 9];
     row[0] = u8::from(auth.is_enabled());
@@ -220,7 +224,7 @@ pub(crate) fn encode_auth(auth: &AuthState) -> [u8; 9] {
     row
 }
 
-/// What [`encode_auth`] wrote.
+/// Decodes what [`encode_auth`] wrote.
 pub(crate) fn decode_auth(row: &[u8]) -> Result<(bool, u64), String> {
     match row.split_first_chunk::<1>() {
         Some(([enabled @ 0..=1], revision)) => {
@@ -231,12 +235,12 @@ pub(crate) fn decode_auth(row: &[u8]) -> Result<(bool, u64), String> {
     }
 }
 
-/// A user's row, or its frame in a snapshot.
+/// Decodes a user from a row of the table, or from a frame of a snapshot.
 pub(crate) fn decode_user(row: &[u8]) -> Result<authpb::User, String> {
     authpb::User::decode(row).map_err(|error| format!("a user's row: {error}"))
 }
 
-/// A role's row, or its frame in a snapshot.
+/// Decodes a role from a row of the table, or from a frame of a snapshot.
 pub(crate) fn decode_role(row: &[u8]) -> Result<authpb::Role, String> {
     authpb::Role::decode(row).map_err(|error| format!("a role's row: {error}"))
 }
@@ -258,12 +262,12 @@ pub(crate) fn read_cluster(txn: &redb::ReadTransaction) -> Result<Cluster, Store
     Ok(Cluster { members, alarms, auth: Arc::new(read_auth(txn)?) })
 }
 
-/// A lease's row, or its frame in a snapshot.
+/// Encodes a lease for a row of the table, or for a frame of a snapshot.
 pub(crate) fn encode_lease(lease: Lease) -> Vec<u8> {
     musterpb::Lease::from(lease).encode_to_vec()
 }
 
-/// What [`encode_lease`] wrote.
+/// Decodes and checks what [`encode_lease`] wrote.
 pub(crate) fn decode_lease(row: &[u8]) -> Result<Lease, String> {
     let lease = musterpb::Lease::decode(row).map_err(|error| format!("a lease's row: {error}"))?;
     let lease = Lease::from(lease);
@@ -271,14 +275,14 @@ pub(crate) fn decode_lease(row: &[u8]) -> Result<Lease, String> {
     if proper { Ok(lease) } else { Err(format!("a lease's row can't be: {lease:?}")) }
 }
 
-/// A member's row, or its frame in a snapshot.
+/// Decodes a member from a row of the table, or from a frame of a snapshot.
 pub(crate) fn decode_member(row: &[u8]) -> Result<Member, String> {
     let what = |error: &dyn std::error::Error| format!("a member's row: {error}");
     let member = musterpb::Member::decode(row).map_err(|error| what(&error))?;
     member.try_into().map_err(|error| what(&error))
 }
 
-/// A removed member's row, or its frame in a snapshot.
+/// Decodes a removed member from a row of the table, or from a frame of a snapshot.
 pub(crate) fn decode_removed(row: &[u8]) -> Result<(MemberId, RemovedMember), String> {
     let what = |error: &dyn std::error::Error| format!("a removed member's row: {error}");
     let member = musterpb::RemovedMember::decode(row).map_err(|error| what(&error))?;

@@ -1,4 +1,4 @@
-//! The handle that writes: opens a store, applies batches, publishes views.
+//! The handle for writing: opens a store, applies batches, publishes views.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -20,30 +20,30 @@ use super::watch::WatchOptions;
 use crate::machine::Position;
 use crate::membership::Member;
 
-/// Who takes away what a compaction has made unreachable.
+/// Where the records are deleted that a compaction has made unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compaction {
-    /// [`Store::compact_step`], called by a task of its own: writes go on meanwhile.
+    /// In a separate task that calls [`Store::compact_step`]. Writes continue meanwhile.
     Background,
-    /// The batch that holds the compaction: for a simulation, which has one thread.
+    /// In the batch that contains the compaction. This is for a simulation, which has one thread.
     Inline,
 }
 
-/// How to open a store.
+/// Settings for opening a store.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Bytes of file pages that may be kept in RAM.
     pub cache_bytes: usize,
-    /// Who compacts.
+    /// Where compactions delete records.
     pub compaction: Compaction,
-    /// Keys per step of a compaction.
+    /// Maximum number of keys per step of a compaction.
     pub compacted_keys_per_step: usize,
-    /// What watches may take.
+    /// Limits for watches.
     pub watch: WatchOptions,
-    /// The members that a new store begins with; ignored when the store exists, which knows them
-    /// better. The same on every member of the cluster.
+    /// Initial members of a new store, the same on every member of the cluster. Ignored if the
+    /// store exists, since its own member table may have changed since.
     pub members: Vec<Member>,
-    /// [`Guards::ALL`] but in tests.
+    /// Safety rules for changes of members: [`Guards::ALL`] except in tests.
     pub guards: Guards,
 }
 
@@ -60,7 +60,7 @@ impl Default for Options {
     }
 }
 
-/// Writes the store; there is one, and it belongs to whoever applies the log.
+/// The one handle that writes the store. It belongs to the code that applies the log.
 pub struct Writer {
     pub(crate) shared: Arc<Shared>,
     pub(crate) progress: Progress,
@@ -70,9 +70,9 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Opens the store on `backend`, or makes a new one there.
+    /// Opens the store on `backend`, or creates a new one there.
     ///
-    /// The index is built from the records: about a second per million of them.
+    /// The index is built from the records, which takes about a second per million of them.
     pub fn open(backend: impl StorageBackend, options: Options) -> Result<Self, StoreError> {
         let cache_bytes = options.cache_bytes;
         let file = Arc::new(unless_it_panics(|| File::open(backend, cache_bytes))?);
@@ -83,7 +83,8 @@ impl Writer {
         let loaded = match loaded {
             Ok(loaded) => loaded,
             Err(error) => {
-                // Dropping it would write to a file that may not be what it says.
+                // Dropping redb's handle would write to the file, which may be damaged or of
+                // another format.
                 std::mem::forget(file);
                 return Err(error);
             }
@@ -132,27 +133,27 @@ impl Writer {
         Ok(writer)
     }
 
-    /// A handle for readers.
+    /// Returns a handle for reading.
     #[must_use]
     pub fn store(&self) -> Store {
         Store { shared: self.shared.clone() }
     }
 
-    /// The last entry applied.
+    /// Returns the position of the last applied entry.
     #[must_use]
     pub fn applied(&self) -> Position {
         self.progress.applied
     }
 
-    /// The last entry whose effects survive a crash.
+    /// Returns the position of the last entry whose effects survive a crash.
     #[must_use]
     pub fn durable(&self) -> Position {
         self.durable
     }
 
-    /// Runs `work` in one transaction that ends at the log position `applied`, publishes the
-    /// result and returns it with the events that it caused. Not durable until
-    /// [`Self::checkpoint`].
+    /// Runs `work` in one transaction that ends at the log position `applied`, and publishes the
+    /// new view. Returns the result of `work` and the events that it caused. The changes are not
+    /// durable until [`Self::checkpoint`].
     ///
     /// After an error the writer must not be used again: its index may be ahead of the file.
     pub fn batch<R>(
@@ -186,7 +187,8 @@ impl Writer {
         }
         if self.progress.compacted > before {
             let cursor = Cursor::new(self.progress.compacted);
-            // As in etcd: what an interrupted compaction left would count as well.
+            // The checksum is kept only if the previous compaction finished. Otherwise the records
+            // that it left would count, as they would in etcd.
             let is_whole = *shared.compacted.borrow() == before;
             shared.ask_for_compaction(if is_whole { cursor.after_one_of(before) } else { cursor });
             if self.compaction == Compaction::Inline {
@@ -197,13 +199,13 @@ impl Writer {
         Ok((result, done.events))
     }
 
-    /// Makes everything applied durable.
+    /// Makes everything applied so far durable. Returns the last durable position.
     pub fn checkpoint(&mut self) -> Result<Position, StoreError> {
         if self.durable != self.progress.applied {
             let file = self.shared.file();
             let mut txn = file.db.begin_write()?;
             txn.set_durability(Durability::Immediate)?;
-            // Else the next start after a crash would read the whole file.
+            // Without this, redb would read the whole file at the next start after a crash.
             txn.set_quick_repair(true);
             txn.commit()?;
             self.durable = self.progress.applied;
@@ -211,7 +213,7 @@ impl Writer {
         Ok(self.durable)
     }
 
-    /// Takes over what a snapshot brought; the file has it already.
+    /// Loads the in-memory state after a snapshot has replaced the contents of the file.
     pub(crate) fn replace(
         &mut self,
         file: &Arc<File>,
@@ -222,15 +224,16 @@ impl Writer {
         self.durable = progress.applied;
         self.cluster = Arc::new(cluster);
         self.shared.replaced.fetch_add(1, Ordering::Relaxed);
-        // What the sender's compaction had not reached yet came along, even of one that this store had
-        // finished itself.
+        // The snapshot contains records that the sender's compaction had not deleted yet. This
+        // store may have finished that compaction itself, so it has to begin again.
         self.shared.compacted.send_replace(Progress::START.compacted);
         let Loaded { contents, .. } = load(file)?;
         let Indexed { index, leases, tombstones, record_bytes } = contents;
         *self.shared.lock_tombstones() = tombstones;
         *self.shared.index.write().expect("the writer is the only one to write") = index;
         *self.shared.leases.write().expect("nothing panics while it holds this lock") = leases;
-        // Whose tokens should be forgotten is in the entries that it passes over.
+        // All tokens are dropped: entries that would revoke some of them are skipped by the
+        // snapshot.
         self.shared.tokens.lock().expect("nothing panics under this lock").clear();
         self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
         self.shared.hashes.clear();

@@ -1,8 +1,8 @@
-//! Who makes a call, and whether they may.
+//! Identity of a call's caller, and the check of its permissions.
 //!
-//! A call is looked at before anything is done for it, by what this member knows; what that refuses, and
-//! a newer state might not, is looked at once more after a read barrier. Reads are looked at again on the
-//! view that is read, and entries wherever they are applied.
+//! A call is checked before anything is done for it, on the state that this member knows. A refusal
+//! might be outdated, so such a call is checked once more after a read barrier. Reads are checked
+//! again on the view that is read. Entries are checked again where they are applied.
 
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -18,34 +18,35 @@ use crate::auth::{Access, Caller, Claims, Jwt, TokenError, Tokens, authorise};
 use crate::lease::LeaseTable;
 use crate::mvcc::View;
 
-/// Between two looks for tokens that are over, as in etcd.
+/// Interval of the search for expired tokens, as in etcd.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Where a client shows its token; over HTTP, as a bearer token or by itself.
+/// Names of the metadata in which a client sends its token. Over HTTP, `authorization` has a bearer
+/// token or the bare token.
 const TOKEN: [&str; 2] = ["token", "authorization"];
 const BEARER: &str = "Bearer ";
 
-/// Whom the certificate names that a client has proved to have: in the extensions of each request on its
-/// connection, where `--client-cert-auth` says that certificates name users.
+/// User named by the verified certificate of a client. It is in the extensions of each request on
+/// the connection, if `--client-cert-auth` makes certificates name users.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientName(pub Arc<str>);
 
-/// What grpc-gateway passes on with every request (server/auth/store.go in etcd).
+/// Metadata that grpc-gateway adds to every request (server/auth/store.go in etcd).
 const BY_GATEWAY: &str = "grpcgateway-accept";
 
-/// What comes with a call about who makes it.
+/// Identity that a call presents.
 #[derive(Clone)]
 pub(crate) enum Who {
-    /// This member itself.
+    /// The call comes from this member itself.
     Member,
-    /// A client, which may have shown a token, or else a certificate.
+    /// The call comes from a client, with a token or the name in its certificate, if it has one.
     Client { token: Option<Shown>, name: Option<Arc<str>> },
 }
 
-/// A token that a client has shown.
+/// Token that a client has presented.
 #[derive(Clone)]
 pub(crate) struct Shown {
     text: Zeroizing<String>,
-    /// What it says, if it was signed: found out once for each call.
+    /// Verified claims of a signed token, computed once per call.
     claims: OnceLock<Result<Claims, TokenError>>,
 }
 
@@ -56,22 +57,23 @@ impl Shown {
 }
 
 impl Who {
-    /// What a client says of itself.
+    /// Takes the token and the certificate's name from a client's request.
     pub(crate) fn of<Q>(request: &Request<Q>) -> Self {
         let shown = TOKEN.iter().find_map(|name| request.metadata().get(*name));
         let token = shown.map(|value| {
-            // What is no text is no token that anybody was given.
+            // A value that isn't text can't be a token that this cluster issued.
             let text = value.to_str().unwrap_or_default();
             Shown::new(text.strip_prefix(BEARER).unwrap_or(text))
         });
-        // A gateway of others' making shows its own certificate for whoever asks it, and says so.
+        // grpc-gateway makes calls for others with its own certificate, and marks them. The
+        // certificate doesn't identify the caller then.
         let by_gateway = request.metadata().contains_key(BY_GATEWAY);
         let name = request.extensions().get::<ClientName>().filter(|_| !by_gateway);
         let name = name.map(|ClientName(name)| name.clone());
         Self::Client { token, name }
     }
 
-    /// Where nobody has to say who they are.
+    /// Returns the caller when authentication is disabled.
     fn unasked(&self) -> Caller {
         match self {
             Self::Member => Caller::Member,
@@ -80,7 +82,7 @@ impl Who {
     }
 }
 
-/// Time, as tokens count it.
+/// Monotonic clock for the lifetime of tokens.
 pub(crate) struct TokenClock {
     began: Instant,
     ttl: Duration,
@@ -92,11 +94,15 @@ impl TokenClock {
     }
 }
 
-/// Whose signed token this is. One of before the last change of users and roles proves nothing: its user
-/// may have another password since, or be another user. (etcd takes it for what `root` alone may do.)
-/// Neither does one of after what `view` shows: either this member is behind, and is asked again once it
-/// has caught up, or the token is of another history, as before a restored snapshot, and its user may be
-/// anybody here. (etcd refuses it for ranges, on a member that is behind, too, and takes it for the rest.)
+/// Returns the user of a signed token, if the token's auth revision is the one of `view`.
+///
+/// An older token proves nothing: its user may have another password since, or be another user.
+/// (etcd accepts it where only `root` is needed.)
+///
+/// A newer token proves nothing either. Perhaps this member is behind; the check is then repeated
+/// once it has caught up. Or the token is of another history, as after a restored snapshot, and the
+/// same name may be another user here. (etcd refuses it for ranges, also on a member that is
+/// behind, and accepts it for the rest.)
 fn signed(jwt: &Jwt, token: &Shown, view: &View) -> Result<Arc<str>, Error> {
     let claims = match token.claims.get_or_init(|| jwt.read(&token.text)) {
         Ok(claims) if claims.hold_at(jiff::Timestamp::now().as_second()) => claims,
@@ -117,7 +123,8 @@ impl Context {
         self.store.tokens().lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A token counts before a certificate, also one that proves nothing.
+    /// Identifies the caller. A token has precedence over a certificate, even if the token is
+    /// invalid.
     fn identify(&self, who: &Who, view: &View) -> Result<Caller, Error> {
         let name = match who {
             Who::Member => return Ok(Caller::Member),
@@ -135,7 +142,7 @@ impl Context {
         Ok(Caller::User { name, revision: view.auth().revision() })
     }
 
-    /// Whether `who` may do this by what `view` says of users and roles; then, who that is.
+    /// Checks `access` by the users and roles of `view`. Returns the caller if it is allowed.
     pub(super) fn may(&self, who: &Who, view: &View, access: Access<'_>) -> Result<Caller, Error> {
         if !view.auth().is_enabled() {
             return Ok(who.unasked());
@@ -143,7 +150,8 @@ impl Context {
         self.may_with(who, view, access, &self.leases())
     }
 
-    /// The same, for who holds the leases already.
+    /// Checks `access` by the users and roles of `view`, for a caller that has locked the leases
+    /// already.
     pub(super) fn may_with(
         &self,
         who: &Who,
@@ -160,8 +168,8 @@ impl Context {
         Ok(caller)
     }
 
-    /// The same by the newest view; where that says no, by one that shows everything acknowledged before
-    /// the call, unless the call is content with what this member shows.
+    /// Checks `access` by the newest view. A refusal is checked again after a read barrier, on a
+    /// view with everything acknowledged before the call. A serializable call skips that.
     pub(super) async fn permit(
         &self,
         who: &Who,
@@ -194,7 +202,7 @@ impl From<Caller> for Option<command::Caller> {
     }
 }
 
-/// Takes away tokens that are over, for as long as the node runs.
+/// Removes expired tokens, for as long as the node runs.
 pub(super) async fn expire_tokens(context: Arc<Context>) {
     let mut look = interval(LOOK_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,11 +1,11 @@
-//! Work that takes long, beside the threads that serve.
+//! Runs long work away from the threads that serve requests.
 
 use tokio::task::spawn_blocking;
 
 use super::error::Error;
 
-/// Does `work` on a thread that may block. Once begun it goes on when nobody waits for it any more, and
-/// `turn`, its permit to run, ends with the work and not with the wait.
+/// Runs `work` on a thread that may block. Once begun, it runs to its end even if nobody waits for
+/// it. `turn`, the permit to run, is released when the work ends, not when the wait does.
 pub(crate) async fn apart<T: Send + 'static>(
     turn: impl Send + 'static,
     work: impl FnOnce() -> T + Send + 'static,

@@ -1,7 +1,7 @@
-//! What each request needs to be allowed, and what it can be refused for by itself.
+//! Permission that each request needs, and checks of the request by itself.
 //!
-//! Every request of every unary method is in one of these tables: [`Context::call`](super::Context::call)
-//! takes no other.
+//! Every request of every unary method is in one of these tables:
+//! [`Context::call`](super::Context::call) accepts no other.
 
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::{
@@ -26,24 +26,24 @@ use super::error::Error;
 use crate::apply::{check_delete, check_put, check_range, check_txn};
 use crate::auth::Access;
 
-/// A request, before anything is done for it.
+/// A request, with the checks made before anything is done for it.
 pub(crate) trait Ask {
-    /// What it needs to be allowed.
+    /// Returns the permission that the request needs.
     fn access(&self) -> Access<'_>;
 
-    /// What it can be refused for, whoever makes it.
+    /// Checks the request by itself, whoever sent it.
     fn check(&self, _: &Limits) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Whether learners answer it: of most requests they could only give old answers. Whoever makes one of
-    /// these is content with what this member shows, also if nobody leads.
+    /// Whether learners answer the request. To most requests a learner could only give outdated
+    /// answers. A request that learners answer accepts this member's state, even without a leader.
     fn is_for_learners(&self) -> bool {
         false
     }
 
-    /// Whether it is about the data, which a member serves only as long as it holds the same as the
-    /// others.
+    /// Whether the request is about the data. A member whose data differs from the others' refuses
+    /// it.
     fn is_about_data(&self) -> bool {
         true
     }
@@ -91,7 +91,7 @@ impl Ask for MemberAddRequest {
     }
 }
 
-/// Whose place in line it is has to be said.
+/// Refuses a request without the leader key, which names the entry in the election's queue.
 fn whose(leader: Option<&LeaderKey>) -> Result<(), Error> {
     leader.map(|_| ()).ok_or(Error::NoLeaderKey)
 }
@@ -142,7 +142,7 @@ asked! { true:
     LeaseRevokeRequest: |revoke| Access::LeaseRevoke(revoke.id);
     LeaseTimeToLiveRequest: |asked| if asked.keys { Access::LeaseKeys(asked.id) } else { Access::Known };
     LeaseLeasesRequest: |_| Access::Leases;
-    // What these ask in their turn, of keys, is looked at where they ask it.
+    // The key operations of these calls are checked where they are made.
     LockRequest: |_| Access::Known;
     UnlockRequest: |_| Access::Known;
     CampaignRequest: |_| Access::Known;

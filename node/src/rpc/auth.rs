@@ -1,4 +1,4 @@
-//! Auth: users, roles, and who says a password gets a token.
+//! The Auth service: users, roles, and tokens in exchange for a password.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl Auth {
         Self { context, passwords }
     }
 
-    /// Puts a change through consensus; the header of its answer.
+    /// Proposes a change of users or roles, and returns the header of its answer.
     async fn change(&self, change: Change, held: &Held) -> Result<Option<ResponseHeader>, Error> {
         let name = match &change {
             Change::UserAdd(user) => user.name.as_str(),
@@ -61,7 +61,8 @@ impl Auth {
         }
     }
 
-    /// What everybody who is asked shows alike: as it was after the request came.
+    /// Returns a view that has everything acknowledged before the request came, if the caller may
+    /// read it.
     async fn look(&self, request: &impl Ask, held: &Held) -> Result<Arc<View>, Error> {
         self.context.barrier(false).await?;
         let view = self.context.store.view();
@@ -69,7 +70,8 @@ impl Auth {
         Ok(view)
     }
 
-    /// The password goes no further than here: what is proposed is its hash.
+    /// Returns what is proposed for a user: the hash of the password. The password itself stays in
+    /// here.
     async fn hashed(
         &self,
         name: String,
@@ -84,8 +86,9 @@ impl Auth {
         Ok(Password { name, hash, no_password: false })
     }
 
-    /// As in etcd, whoever has no password may bring the hash of one, in base64; and a password that is
-    /// changed to nothing is nobody's any more: none is right until it is changed again.
+    /// Returns the user's new password hash. As in etcd, the client may send a hash in base64
+    /// instead of a password. If the client sends neither, no password is valid until it is changed
+    /// again.
     async fn changed(
         &self,
         AuthUserChangePasswordRequest { name, password, hashed_password }: AuthUserChangePasswordRequest,
@@ -117,14 +120,15 @@ impl Auth {
                 return Err(Error::NoPasswordUser);
             }
             let hash = user.and_then(|user| user.hash().cloned());
-            // Its pages of the file can be used again meanwhile.
+            // Dropped so that the file can reuse the view's pages during the slow check.
             drop(view);
             if !self.passwords.verify(password.clone(), hash).await? {
                 tracing::warn!(user = ?name, "somebody gave a wrong user name or password");
                 return Err(Error::AuthFailed);
             }
             if let Some(jwt) = &self.context.signed_tokens {
-                // If users have changed meanwhile, the token is too old already, and its client asks again.
+                // If users have changed since `view`, the token is outdated, and the client
+                // authenticates again.
                 let jwt = Arc::clone(jwt);
                 let now = jiff::Timestamp::now().as_second();
                 let signed = tokio::task::spawn_blocking(move || jwt.sign(&name, revision, now));
@@ -140,7 +144,7 @@ impl Auth {
                     return Ok(AuthenticateResponse { header, token: secret.token(index) });
                 }
                 Ok(other) => unreachable!("apply answers for a token in kind, not with {other:?}"),
-                // It may have been the password that has changed.
+                // Users have changed meanwhile, perhaps this password, so it is checked again.
                 Err(Error::AuthOldRevision) if Instant::now() < deadline => {}
                 Err(error) => return Err(error),
             }
@@ -198,7 +202,7 @@ impl Auth {
     }
 }
 
-/// A method that is one change, and answers with nothing but a header.
+/// Implements methods that consist of one change and answer with only a header.
 macro_rules! changes {
     ($($method:ident: $counted:ident, $request:ident => $answer:ident, |$asked:pat_param, $this:pat_param| $change:expr;)*) => {
         #[tonic::async_trait]

@@ -1,6 +1,8 @@
-//! Compactions that nobody asks for: `--auto-compaction-mode` and `--auto-compaction-retention`, by etcd's
-//! rules (`server/etcdserver/api/v3compactor`). Every member remembers the revisions of the past, so that
-//! whoever leads next goes on where the last one stopped; the leader alone compacts.
+//! Automatic compaction: `--auto-compaction-mode` and `--auto-compaction-retention`, by etcd's
+//! rules (`server/etcdserver/api/v3compactor`).
+//!
+//! Every member records past revisions, so that the next leader continues where the last one
+//! stopped. Only the leader compacts.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,24 +17,24 @@ use super::error::Error;
 use crate::config::AutoCompaction;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
-/// So many looks at the revision for each compaction by time.
+/// Number of samples of the revision for each compaction by time.
 const LOOKS: u32 = 10;
-/// Not even for the shortest period there are more.
+/// Minimum time between samples, even for the shortest period.
 const LOOK_AT_MOST_EVERY: Duration = Duration::from_millis(10);
-/// From one compaction by revisions to the next.
+/// Time between compactions by number of revisions.
 const BY_REVISIONS_EVERY: Duration = Duration::from_secs(5 * 60);
 
-/// What has been seen so far. Times are those since it began.
+/// Recorded revisions and the last compaction. Times are counted from the start of the task.
 #[derive(Debug)]
 struct Past {
     rule: AutoCompaction,
-    /// The newest revision at each look, oldest first; what a period holds, and one more.
+    /// Newest revision at each sample, oldest first: those of one period, and one more.
     seen: VecDeque<i64>,
-    /// When the last compaction was done.
+    /// Time of the last compaction.
     done: Duration,
-    /// From that on there is none for so long: at first a whole period.
+    /// Minimum time from `done` to the next compaction. At first it is a whole period.
     pause: Duration,
-    /// What it was of.
+    /// Revision of the last compaction.
     last: i64,
 }
 
@@ -45,7 +47,7 @@ impl Past {
         Self { rule, seen: VecDeque::new(), done: Duration::ZERO, pause, last: 0 }
     }
 
-    /// How long to wait before each look; `None`: there is nothing to look for.
+    /// Returns the time between samples; `None` if nothing is compacted automatically.
     fn looks_every(&self) -> Option<Duration> {
         match self.rule {
             AutoCompaction::Never => None,
@@ -54,7 +56,8 @@ impl Past {
         }
     }
 
-    /// What to compact now, `newest` being the newest revision: asked of the leader, after each wait.
+    /// Returns the revision to compact now, if any. Called on the leader after each wait, with the
+    /// newest revision.
     fn due(&mut self, now: Duration, newest: i64) -> Option<i64> {
         let revision = match self.rule {
             AutoCompaction::Never => return None,
@@ -74,7 +77,7 @@ impl Past {
         (self.done, self.last) = (now, revision);
     }
 
-    /// Remembers the newest revision: before each wait.
+    /// Records the newest revision. Called before each wait.
     fn remember(&mut self, newest: i64) {
         let AutoCompaction::Periodic(period) = self.rule else { return };
         self.seen.push_back(newest);
@@ -89,7 +92,7 @@ fn every_tenth(period: Duration) -> Duration {
     (period.min(HOUR) / LOOKS).max(LOOK_AT_MOST_EVERY)
 }
 
-/// Compacts, for as long as the member runs.
+/// Runs automatic compaction, for as long as the member runs.
 pub(super) async fn run(context: Arc<Context>) {
     let mut past = Past::new(context.limits.auto_compaction);
     let Some(every) = past.looks_every() else { return };
@@ -121,7 +124,7 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    /// What is compacted at which minute, if each second makes a revision.
+    /// Returns the minute and revision of each compaction, if there is one new revision per second.
     fn compactions(
         rule: AutoCompaction,
         minutes: u32,
@@ -149,7 +152,8 @@ mod tests {
     #[test]
     fn by_time_it_begins_after_a_period_and_comes_once_in_each_or_once_an_hour() {
         let minutes = |of: u32| AutoCompaction::Periodic(of * MINUTE);
-        // As in etcd: what is compacted next was seen a tenth of a period before the last compaction.
+        // As in etcd: the revision compacted next was sampled a tenth of a period before the last
+        // compaction.
         let ten = compactions(minutes(10), 31, |_| true);
         assert_eq!(ten, [(10, 1), (20, 9 * 60 + 1), (30, 19 * 60 + 1)]);
         let day = compactions(minutes(24 * 60), 26 * 60 + 1, |_| true);

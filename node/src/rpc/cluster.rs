@@ -1,4 +1,4 @@
-//! Cluster: the members, and changes of them.
+//! The Cluster service: lists the members, and changes them.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -25,16 +25,17 @@ type Answer<T> = Result<tonic::Response<T>, Status>;
 
 pub(super) struct Cluster(pub(super) Arc<Context>);
 
-/// The Cluster service's headers have no revision, as in etcd.
+/// Returns a header for the Cluster service, which has no revision, as in etcd.
 fn header() -> Option<ResponseHeader> {
     Some(ResponseHeader::default())
 }
 
-/// A member's peer URLs, in all. Etcd takes any; here all members are in one frame of the peer protocol,
-/// and a member that can't be shown to others could not be removed by them either.
+/// Maximum total length of a member's peer URLs. etcd has no limit. Here all members are in one
+/// frame of the peer protocol. A member that doesn't fit couldn't be shown to others, nor removed
+/// by them.
 const MAX_URL_BYTES: usize = 16 * 1024;
 
-/// Peer URLs as etcd takes them, sorted; at least one.
+/// Checks peer URLs as etcd does, and returns them sorted. There must be at least one.
 pub(super) fn peer_urls(urls: &[String]) -> Result<Vec<String>, Error> {
     let parsed: Result<Vec<_>, _> = urls.iter().map(|url| PeerUrl::parse(url)).collect();
     let parsed = parsed.map_err(|_| Error::BadMemberUrls)?;
@@ -44,14 +45,14 @@ pub(super) fn peer_urls(urls: &[String]) -> Result<Vec<String>, Error> {
     if (1..=MAX_URL_BYTES).contains(&bytes) { Ok(urls) } else { Err(Error::BadMemberUrls) }
 }
 
-/// What may come with a change of members, beside etcd's own.
+/// Metadata of a member change that etcd doesn't have.
 #[derive(Debug, PartialEq)]
 struct Extras {
-    /// By this it is carried out at most once.
+    /// ID that makes the change happen at most once.
     operation: Option<OperationId>,
-    /// The configuration that it was planned on.
+    /// Log index of the configuration that the change was planned on.
     planned_at: Option<u64>,
-    /// Whom a new member is bound to from the beginning.
+    /// Incarnation and key to which a new member is bound from the beginning.
     incarnation: Option<Incarnation>,
     node_key: Option<NodeKey>,
 }
@@ -62,7 +63,7 @@ impl Extras {
             let mut values = of.get_all(name).iter();
             let Some(value) = values.next() else { return Ok(None) };
             let parsed = value.to_str().ok().and_then(|text| text.parse().ok());
-            // Of two, nobody knows which was meant.
+            // A repeated header is refused, since it is unclear which value was meant.
             let only = parsed.filter(|_| values.next().is_none());
             only.map(Some).ok_or(Error::BadExtras)
         }
@@ -80,7 +81,7 @@ impl Extras {
     }
 }
 
-/// Digits, and nothing else: Rust's own parser takes a plus sign.
+/// Number of digits only. Rust's own parser would accept a plus sign.
 #[derive(Default)]
 struct Decimal(Option<u64>);
 
@@ -93,7 +94,7 @@ impl FromStr for Decimal {
     }
 }
 
-/// What a method gives: its answer, and the configuration that the members in it are.
+/// Result of a method: its answer, and the log index of the configuration that the answer shows.
 type Told<T> = Result<(T, u64), Error>;
 
 impl Cluster {
@@ -130,8 +131,8 @@ impl Cluster {
         Ok((changed.members, changed.at))
     }
 
-    /// The way of every method: what comes with the request is read, and with the answer goes which
-    /// configuration it tells of.
+    /// Runs a method: reads the request's metadata, and adds the answer's configuration to its
+    /// metadata.
     async fn call<Q: Ask, T: context::Answer>(
         &self,
         method: Method,

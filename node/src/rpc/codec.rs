@@ -1,5 +1,5 @@
-//! Watch responses on the wire: events were encoded once, when they happened, and are copied into
-//! as many responses as there are watchers.
+//! Encoding of watch responses. Events were encoded once, when they happened, and are copied into
+//! the response of each watcher.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use crate::mvcc::Store;
 use crate::mvcc::watch::Picked;
 use crate::shares::Charge;
 
-/// One watch response.
+/// Watch response that is ready to be encoded.
 pub(super) struct Frame {
-    /// Everything but the events.
+    /// The response without its events.
     pub(super) head: WatchResponse,
     pub(super) events: Option<FrameEvents>,
 }
 
-/// Some of a delivery's events.
+/// Consecutive events of a delivery, if it is split into several responses.
 #[derive(Clone)]
 pub(super) struct FrameEvents {
     pub(super) picked: Arc<Picked>,
     pub(super) part: Range<usize>,
-    /// Where to find the previous values, if they are wanted.
+    /// Store from which previous values are read, if the client wants them.
     pub(super) previous: Option<Store>,
-    /// What the delivery keeps in memory.
+    /// Charge to the client's account for the delivery's memory.
     pub(super) _held: Arc<Charge>,
 }
 

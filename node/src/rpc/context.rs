@@ -1,4 +1,4 @@
-//! What every method needs.
+//! Shared state of all gRPC methods.
 
 use std::sync::Arc;
 
@@ -31,37 +31,38 @@ use crate::mvcc::{ReadError, Store, StoreFile, View};
 use crate::shares::{Account, Charge, Part};
 use crate::transport::Transport;
 
-/// Handles, identity and limits.
+/// Handles, identity and limits that the methods use.
 pub(crate) struct Context {
     pub(crate) handle: Handle<Outcome>,
     pub(crate) status: watch::Receiver<Arc<NodeStatus>>,
-    /// Who leads; 0: nobody.
+    /// ID of the leader; 0 if there is none.
     pub(crate) leader: watch::Receiver<u64>,
     /// Whether this member's disk is almost full.
     pub(crate) space: watch::Receiver<bool>,
     pub(crate) store: Store,
     pub(crate) store_file: StoreFile,
     pub(crate) hub: WatchHub,
-    /// Who belongs to the cluster.
+    /// Current and removed members of the cluster.
     pub(crate) members: watch::Receiver<Arc<MemberTable>>,
-    /// Which alarms are raised.
+    /// Active alarms of the cluster.
     pub(crate) alarms: watch::Receiver<Vec<AlarmMember>>,
-    /// The one place for whoever reads the whole store for a comparison.
+    /// Permit to read the whole store for a comparison of members; there is one.
     pub(crate) comparing: Arc<Semaphore>,
-    /// Clients have checksums of everything made so many at a time.
+    /// Permits for clients' requests that hash the whole store; they limit how many run at a time.
     pub(crate) hashing: Arc<Semaphore>,
     /// The other members; `None` where there can be none.
     pub(crate) peers: Option<Transport>,
-    /// How changes of members are judged.
+    /// Rules by which changes of members are judged.
     pub(crate) rules: Rules,
-    /// Held by the one change of members that this member, as leader, has under way.
+    /// Lock held while this member, as leader, has a change of members under way, so that there is
+    /// only one.
     pub(crate) changing: tokio::sync::Mutex<()>,
-    /// Why this member's NOSPACE alarm is raised.
+    /// Reasons why this member's NOSPACE alarm is active.
     pub(crate) claim: Claim,
-    /// Leases, while this member leads.
+    /// Lease clock, in use while this member leads.
     pub(crate) clock: LeaseClock,
     pub(crate) token_clock: TokenClock,
-    /// What signs tokens; `None`: they are simple ones.
+    /// Key that signs tokens; `None` if tokens are simple ones.
     pub(crate) signed_tokens: Option<Arc<Jwt>>,
     pub(crate) identity: Identity,
     pub(crate) request_ids: RequestIds,
@@ -71,18 +72,19 @@ pub(crate) struct Context {
     pub(crate) stop: CancellationToken,
 }
 
-/// Whether the CORRUPT alarm of this very member is among these.
+/// Whether this member's own CORRUPT alarm is among `alarms`.
 pub(super) fn is_marked(alarms: &[AlarmMember], member_id: u64) -> bool {
     alarms.iter().any(|alarm| alarm.member_id == member_id && alarm.alarm() == AlarmType::Corrupt)
 }
 
-/// The request asks to be refused while there is no leader.
+/// Whether the client wants the request refused while there is no leader.
 pub(crate) fn requires_leader(metadata: &MetadataMap) -> bool {
     metadata.get("hasleader").is_some_and(|value| value == "true")
 }
 
-/// The bytes to propose. What no member could read back is refused: once committed, it would stop
-/// every one of them, at each start. Only transactions can be nested too deep for that.
+/// Encodes an operation as the payload of a log entry. Refuses one that no member could decode:
+/// once committed, it would stop every member at each start. Only transactions can be nested too
+/// deep.
 pub(super) fn encode(
     id: RequestId,
     caller: Caller,
@@ -101,22 +103,22 @@ pub(super) fn encode(
     Ok(payload)
 }
 
-/// Which version of etcd's API a client says to speak.
+/// Name of the metadata in which a client states its version of etcd's API.
 const CLIENT_API_VERSION: &str = "client-api-version";
 
-/// What belongs to a call: what its answer holds, from before there is one until its client has taken the
-/// last byte; and who makes it.
+/// Context of a call: its caller, and the charge for the memory of its answer. The charge lasts
+/// until the client has received the last byte.
 pub(crate) struct Held {
     charge: Charge,
     who: Who,
     caller: Caller,
 }
 
-/// What a call keeps beside the values in its answer.
+/// Bytes that a call takes besides the values in its answer.
 const CALL_BYTES: usize = 4 << 10;
 
 impl Held {
-    /// Nothing, charged to whom the extensions name.
+    /// Starts the context of a request, with an empty charge to the connection's account.
     pub(super) fn new<Q>(request: &Request<Q>) -> Self {
         let who = Who::of(request);
         match request.extensions().get::<Arc<Account>>() {
@@ -127,41 +129,42 @@ impl Held {
         }
     }
 
-    /// Nothing, charged to this one.
+    /// Starts a context with an empty charge to `account`.
     pub(crate) fn of(account: &Arc<Account>, who: Who) -> Self {
         Self { charge: Charge::new(account), who, caller: Caller::Nobody }
     }
 
-    /// Nothing, of the same call: for a part of it that goes on when its client has left.
+    /// Starts another context of the same call, for a part of it that continues after the client
+    /// has left.
     pub(super) fn again(&self) -> Self {
         Self { charge: self.charge.another(), who: self.who.clone(), caller: self.caller.clone() }
     }
 
-    /// Of what this member asks for itself.
+    /// Starts the context of a call that this member makes itself.
     pub(crate) fn by_member() -> Self {
         let charge = Charge::new(&Account::unbounded());
         Self { charge, who: Who::Member, caller: Caller::Member }
     }
 
-    /// Who makes the call.
+    /// Returns the identity presented by the caller.
     pub(super) fn who(&self) -> &Who {
         &self.who
     }
 
-    /// Whether there is room for `bytes` of values.
+    /// Charges `bytes` of values. Returns false if the account has no room for them.
     pub(crate) fn fits(&mut self, bytes: usize) -> bool {
         self.charge.set(CALL_BYTES + bytes, Part::of_answer(bytes))
     }
 
-    /// The same, as a refusal.
+    /// Charges `bytes` of values. Returns an error if the account has no room for them.
     pub(crate) fn hold(&mut self, bytes: usize) -> Result<(), Error> {
         if self.fits(bytes) { Ok(()) } else { Err(Error::TooMuchUnread) }
     }
 }
 
-/// A response that [`Context::call`] can complete.
+/// Response that [`Context::call`] can complete.
 pub(crate) trait Answer: prost::Message {
-    /// Its header, if it has one.
+    /// Returns the response's header, if it has one.
     fn header(&mut self) -> Option<&mut ResponseHeader>;
 }
 
@@ -222,13 +225,13 @@ answers! {
     v3electionpb::ResignResponse
 }
 
-/// A header of which only the revision is known so far: [`Context::call`] fills in the rest.
+/// Makes a header with only the revision. [`Context::call`] fills in the rest.
 pub(super) fn header(revision: i64) -> Option<ResponseHeader> {
     Some(ResponseHeader { revision, ..ResponseHeader::default() })
 }
 
 impl Context {
-    /// This member's part of a response header.
+    /// Makes a complete response header for this member.
     pub(crate) fn header(&self, revision: i64) -> ResponseHeader {
         ResponseHeader {
             cluster_id: self.identity.cluster_id,
@@ -238,7 +241,7 @@ impl Context {
         }
     }
 
-    /// Counts a call by what its client says of itself.
+    /// Counts the call by the API version that its client states.
     pub(super) fn count_client(&self, metadata: &MetadataMap, is_stream: bool) {
         let said = metadata.get(CLIENT_API_VERSION).map(|said| said.as_encoded_bytes());
         self.metrics.clients.count(said, is_stream);
@@ -248,7 +251,7 @@ impl Context {
         *self.leader.borrow() != 0
     }
 
-    /// Whether a call may go ahead, by what came with it.
+    /// Checks whether this member can serve the call: as a learner, and without a leader.
     pub(crate) fn admit(&self, metadata: &MetadataMap, is_for_learners: bool) -> Result<(), Error> {
         let me = MemberId(self.identity.member_id);
         if !is_for_learners && self.members.borrow().serves_as_learner(me) {
@@ -260,19 +263,18 @@ impl Context {
         Ok(())
     }
 
-    /// Whether this member was found to hold something else than the others: it serves none of it.
+    /// Whether this member's data was found to differ from the others'. It serves no data then.
     pub(crate) fn is_corrupt(&self) -> bool {
         is_marked(&self.alarms.borrow(), self.identity.member_id)
     }
 
-    /// Refuses where the data would be read or changed that was found to be wrong.
+    /// Returns an error if this member's data was found to be corrupt.
     pub(crate) fn vouch(&self) -> Result<(), Error> {
         if self.is_corrupt() { Err(Error::Corrupt) } else { Ok(()) }
     }
 
-    /// The way of every unary call: counted, admitted, done, and its header, if it has one, filled
-    /// in where only the revision is known so far. What the answer holds stays charged until it has
-    /// been taken.
+    /// Runs a unary call: counts it, checks it, does `work`, and completes the answer's header. The
+    /// memory of the answer stays charged until the client has received it.
     pub(crate) async fn call<Q: Ask, T: Answer, E: From<Error> + Into<Status>>(
         &self,
         method: Method,
@@ -296,7 +298,7 @@ impl Context {
         Ok(answer)
     }
 
-    /// Everything that a call may be refused for before anything is done.
+    /// Makes all checks that can refuse a call before its work begins.
     pub(super) async fn begin<Q: Ask, E: From<Error> + Into<Status>>(
         &self,
         request: &Request<Q>,
@@ -311,15 +313,16 @@ impl Context {
         self.allow(asked, held).await.map_err(|error| E::from(error).into())
     }
 
-    /// The same of what a call asks in its turn.
+    /// Checks a request by itself and the caller's permission for it. Calls that make further
+    /// requests use it for each of these.
     pub(super) async fn allow(&self, asked: &impl Ask, held: &mut Held) -> Result<(), Error> {
         asked.check(&self.limits)?;
         held.caller = self.permit(&held.who, asked.access(), asked.is_for_learners()).await?;
         Ok(())
     }
 
-    /// Puts a request through consensus and waits for what it came to, and for whose answer `held`
-    /// has to have room.
+    /// Proposes a request, and waits until it is applied. Returns [`Error::AnswerDropped`] if the
+    /// account of `held` has no room for the answer.
     pub(crate) async fn propose<P: Proposal>(
         &self,
         request: P,
@@ -333,7 +336,7 @@ impl Context {
         let id = self.request_ids.next();
         let payload = encode(id, held.caller.clone(), operation, self.limits.max_request_bytes)?;
         if grows && !self.limits.quota.has_room(self.store.record_bytes(), payload.len()) {
-            // In a box, since it proposes the alarm.
+            // Boxed, since `over_quota` calls this function again to propose the alarm.
             Box::pin(space::over_quota(self)).await;
             return Err(Error::NoSpace);
         }
@@ -346,12 +349,12 @@ impl Context {
         Ok(answer)
     }
 
-    /// Puts an operation of this member's own through consensus and waits for what it came to.
+    /// Proposes an operation as this member itself, and waits until it is applied.
     pub(crate) async fn carry_out(&self, operation: Operation) -> Result<Response, Error> {
         self.carry_out_for(&Held::by_member(), operation).await
     }
 
-    /// The same for whom `held` names.
+    /// Proposes an operation as the caller of `held`, and waits until it is applied.
     pub(super) async fn carry_out_for(
         &self,
         held: &Held,
@@ -369,8 +372,8 @@ impl Context {
         Ok(outcome?)
     }
 
-    /// Waits until this member's store shows everything acknowledged before the call, unless the
-    /// request is content with what it shows.
+    /// Waits until this member's store has everything acknowledged before the call. A serializable
+    /// request doesn't wait.
     pub(crate) async fn barrier(&self, serializable: bool) -> Result<(), Error> {
         if !serializable {
             self.handle.read_barrier().await?;
@@ -378,7 +381,8 @@ impl Context {
         Ok(())
     }
 
-    /// Reads from the newest view; again from a newer one if a compaction overtakes it.
+    /// Reads from the newest view. If a compaction overtakes the read, it is repeated on a newer
+    /// view.
     pub(crate) async fn read<T>(
         &self,
         mut read: impl FnMut(&Store, &View) -> Result<T, ReadError>,

@@ -1,5 +1,6 @@
-//! Comparing what the members hold ([`crate::corruption`]): the leader asks, judges, and raises the
-//! CORRUPT alarm of whoever holds something else. What that alarm stops: `Context::vouch`.
+//! Comparison of the members' data ([`crate::corruption`]). The leader queries the members, judges
+//! their answers, and raises the CORRUPT alarm of a member whose data differs. `Context::vouch`
+//! enforces it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,33 +23,35 @@ use crate::corruption::{
 };
 use crate::identity::MemberId;
 
-/// From one comparison to the next, where `--corrupt-check-time` says nothing.
+/// Interval of comparisons if `--corrupt-check-time` isn't given.
 pub(crate) const EVERY: Duration = Duration::from_secs(30);
-/// After one in which members differed, and after a member has come back.
+/// Interval after a comparison in which members differed, and after a member has reconnected.
 const SOON: Duration = Duration::from_secs(2);
-/// How often it is looked whether the next one is due.
+/// Interval of checks whether the next comparison is due.
 const LOOK: Duration = Duration::from_millis(500);
-/// A comparison reads the whole store: from one to the next it is so many times what that cost the
-/// leader's processor, or so many times where one was found to differ.
+/// Minimum interval of comparisons, as a multiple of the processor time that the leader spent on
+/// the last one, since each reads the whole store. The second factor applies after members
+/// differed.
 const RESTS: (u32, u32) = (10, 2);
-/// Where reading waits for the disk: so many times as long as it took by the clock. A machine that is
-/// short of processors takes long, too, and must still find out in time.
+/// Minimum interval of comparisons, as a multiple of the elapsed time of the last one; it matters
+/// if the disk is slow. The factor is small. A machine short of processors takes long as well, and
+/// a difference must still be found in time.
 const PAUSE: u32 = 2;
-/// How long a member may take to be as far as it was asked to be, and to know the leader.
+/// Maximum time for a member to apply the requested index and to learn who leads.
 const CATCH_UP: Duration = Duration::from_secs(5);
-/// How long a member may take for its answer: so many times as long as the leader took itself, and this.
+/// Maximum time for a member's answer: a multiple of what the leader itself took, plus a constant.
 const PATIENCE: (u32, Duration) = (3, Duration::from_secs(10));
 
-/// What it took to read this member's own store.
+/// Time spent on reading this member's own store.
 #[derive(Clone, Copy, Default)]
 struct Effort {
-    /// By the clock.
+    /// Elapsed time of the monotonic clock.
     passed: Duration,
-    /// Of one processor's time.
+    /// Processor time of the reading thread.
     worked: Duration,
 }
 
-/// When the next comparison is due.
+/// Data that determines when the next comparison is due.
 struct Schedule {
     began: Instant,
     effort: Effort,
@@ -65,21 +68,21 @@ impl Schedule {
     }
 }
 
-/// What a comparison came to.
+/// Result of a comparison.
 #[derive(Default)]
 struct Compared {
     verdict: Verdict,
     effort: Effort,
 }
 
-/// What a processor has worked for this thread so far.
+/// Returns the processor time that this thread has used so far.
 fn worked_so_far() -> Duration {
     let spent = clock_gettime(ClockId::ThreadCPUTime);
     spent.try_into().expect("a thread's time is never before its beginning")
 }
 
-/// Compares the members for as long as this one leads. A leader whose own data is wrong hands over:
-/// others must not be brought up to date with it.
+/// Compares the members repeatedly while this member leads. If the leader's own data is wrong, it
+/// transfers its leadership, so that it doesn't bring others up to date with that data.
 pub(super) async fn guard(context: Arc<Context>) {
     let (mut leader, own) = (context.leader.clone(), context.identity.member_id);
     while leader.wait_for(|leader| *leader == own).await.is_ok() {
@@ -97,7 +100,7 @@ pub(super) async fn guard(context: Arc<Context>) {
             for member in alarms {
                 hurry |= !raise(&context, member).await;
             }
-            // Who must not lead tries again soon to hand over.
+            // The transfer of leadership may have failed, so it is soon tried again.
             hurry |= context.is_corrupt();
             context.until_next(&Schedule { began, effort, hurry }).await;
         }
@@ -105,7 +108,7 @@ pub(super) async fn guard(context: Arc<Context>) {
     }
 }
 
-/// Raises that member's alarm. `false`: it could not be.
+/// Raises the member's CORRUPT alarm. Returns false if that failed.
 async fn raise(context: &Context, member_id: u64) -> bool {
     let alarm = AlarmType::Corrupt;
     let same = |a: &AlarmMember| a.member_id == member_id && a.alarm() == alarm;
@@ -133,7 +136,7 @@ async fn raise(context: &Context, member_id: u64) -> bool {
 }
 
 impl Context {
-    /// What came of one comparison with everybody who is connected.
+    /// Runs one comparison with all connected members.
     async fn compare(&self) -> Compared {
         let Some(peers) = &self.peers else { return Compared::default() };
         let (question, voters, others) = {
@@ -167,7 +170,7 @@ impl Context {
                 Ok(Err(error)) => {
                     tracing::warn!(peer.member.id = %MemberId(id), %error, "a member says of its data what can't be understood");
                 }
-                // A former build, or gone meanwhile.
+                // The member runs a build that doesn't know the question, or has disconnected.
                 Err(error) => {
                     tracing::debug!(peer.member.id = %MemberId(id), %error, "a member does not say what it holds");
                 }
@@ -178,8 +181,8 @@ impl Context {
         Compared { verdict, effort }
     }
 
-    /// What this member holds, and what a processor worked for it; nothing while it says that to
-    /// somebody else.
+    /// Returns the checksums of this member's data, and the processor time that they took. Returns
+    /// nothing while they are computed for another comparison.
     async fn own_claims(&self, question: Question) -> (Vec<Claim>, Duration) {
         let nothing = (Vec::new(), Duration::ZERO);
         let Ok(alone) = self.comparing.clone().try_acquire_owned() else { return nothing };
@@ -192,7 +195,7 @@ impl Context {
         let (why, worked) = match tokio::task::spawn_blocking(work).await {
             Ok((Ok(claims), worked)) => return (claims, worked),
             Ok((Err(error), worked)) => (error.to_string(), worked),
-            // The library under the store takes much of what it reads for granted.
+            // redb, the library under the store, panics on some kinds of damage.
             Err(error) if error.is_panic() => (error.to_string(), Duration::ZERO),
             Err(_) => return nothing,
         };
@@ -200,14 +203,15 @@ impl Context {
         (vec![Claim::unreadable(question)], worked)
     }
 
-    /// What a leader that asks about this member's data is answered, once it is as far as `question`, or
-    /// long enough was waited for that; `None` if it is no such question. Nobody else gets a store read.
+    /// Answers the leader's question about this member's data. Waits a limited time until this
+    /// member has applied as much as `question` needs. Returns `None` for a malformed question. The
+    /// store is read for the leader alone.
     pub(super) async fn answer_store(&self, from: MemberId, request: Bytes) -> Option<Bytes> {
         let question = Question::from_wire(StoreQuestion::decode(request).ok()?)?;
         let (mut status, mut leader) = (self.status.clone(), self.leader.clone());
         let ready = async {
             let _ = status.wait_for(|status| status.applied.index >= question.index).await;
-            // Who has just been elected may ask before it is known here.
+            // A new leader may ask before this member knows that it leads.
             let _ = leader.wait_for(|leader| *leader == from.0).await;
         };
         let _ = timeout(CATCH_UP, ready).await;
@@ -216,11 +220,11 @@ impl Context {
         Some(to_wire(claims).encode_to_vec().into())
     }
 
-    /// Waits until the next comparison is due, or this member leads no longer.
+    /// Waits until the next comparison is due, or this member no longer leads.
     async fn until_next(&self, done: &Schedule) {
         let came_since = || {
             let connected = self.peers.as_ref().map(|peers| peers.connected()).unwrap_or_default();
-            // Who has just come may not answer yet.
+            // A member that has just connected may not answer yet.
             connected.values().any(|since| *since > done.began.into_std() && since.elapsed() > LOOK)
         };
         while self.leads() && Instant::now() < done.next(self.limits.corrupt_check, came_since()) {
@@ -233,7 +237,7 @@ impl Context {
 mod tests {
     use super::*;
 
-    /// Seconds from the beginning of one comparison to the next.
+    /// Returns the seconds from the start of one comparison to the start of the next.
     fn next(passed: u64, worked: u64, hurry: bool, every: u64, came: bool) -> u64 {
         let seconds = Duration::from_secs;
         let effort = Effort { passed: seconds(passed), worked: seconds(worked) };
@@ -255,7 +259,8 @@ mod tests {
 
     #[test]
     fn what_others_leave_of_a_processor_does_not_put_the_next_comparison_off() {
-        // 1 s of work that got a fifteenth of a processor: two of them, and the wait, are within a minute.
+        // 1 s of work that got a fifteenth of a processor takes 15 s. Two comparisons and the
+        // interval between them take less than a minute.
         assert_eq!(next(15, 1, false, 30, false), 30);
         assert_eq!(next(15, 1, true, 30, false), 2);
         assert_eq!(

@@ -1,4 +1,5 @@
-//! How long a client waits: `grpc-timeout`, up to eight digits and a unit (gRPC over HTTP/2, "Requests").
+//! Deadline of a call: `grpc-timeout`, up to eight digits and a unit (gRPC over HTTP/2,
+//! "Requests").
 
 use std::time::Duration;
 
@@ -9,36 +10,36 @@ use tonic::Status;
 const HEADER: &str = "grpc-timeout";
 const DIGITS: usize = 8;
 
-/// When it stops waiting; `None`: never.
+/// Time at which the client stops waiting; `None` means never.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline(Option<Instant>);
 
-/// A header that names no time: it is in here.
+/// Value of a `grpc-timeout` header that is malformed.
 pub(crate) struct Malformed(pub(crate) String);
 
-/// Who waits no longer is told so, and what was done for it ends.
+/// Returns the status for a call whose deadline has passed.
 pub(crate) fn late() -> Status {
     Status::deadline_exceeded("context deadline exceeded")
 }
 
 impl Deadline {
-    /// What a request's headers say.
+    /// Reads the deadline from a request's headers.
     pub(crate) fn of(headers: &HeaderMap) -> Result<Self, Malformed> {
         let Some(value) = headers.get(HEADER) else { return Ok(Self(None)) };
         let value = String::from_utf8_lossy(value.as_bytes());
         match parse(&value) {
-            // What is too far away is never.
+            // A time too far in the future to be represented counts as no deadline.
             Some(wait) => Ok(Self(Instant::now().checked_add(wait))),
             None => Err(Malformed(value.into_owned())),
         }
     }
 
-    /// `None`: never.
+    /// Returns the time at which the deadline ends; `None` means never.
     pub(crate) fn end(self) -> Option<Instant> {
         self.0
     }
 
-    /// What `work` comes to, if that is in time.
+    /// Awaits `work` until the deadline. After the deadline, `work` is dropped.
     pub(crate) async fn bound<T>(self, work: impl Future<Output = T>) -> Result<T, Status> {
         let Some(end) = self.0 else { return Ok(work.await) };
         if Instant::now() >= end {

@@ -1,4 +1,5 @@
-//! Election: who of several clients leads, and what it says (server/etcdserver/api/v3election in etcd).
+//! The Election service: clients elect a leader among them, which publishes a value
+//! (server/etcdserver/api/v3election in etcd).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ impl Election {
         if place.value().is_some_and(|before| *before != value) {
             let (key, created) = (place.key().clone(), place.created());
             if let Err(refused) = self.say(key.clone(), created, value, lease, held).await {
-                // Whoever is told so does not stand in line, as in etcd.
+                // As in etcd, a candidate whose campaign fails leaves the queue.
                 let _ = self.0.txn(delete_if_still(key, created), held).await;
                 return Err(refused.into());
             }
@@ -55,7 +56,7 @@ impl Election {
         Ok(CampaignResponse { header: header(place.entered()), leader: Some(leader) })
     }
 
-    /// Says something else from now on, for as long as it stands in line.
+    /// Changes the value of a candidate's key. Fails if the key no longer exists.
     async fn say(
         &self,
         key: Bytes,
@@ -100,17 +101,17 @@ impl Election {
     }
 }
 
-/// What is watched.
+/// Subject of an observer's current watch.
 enum Following {
-    /// Nothing: it has to be looked who leads.
+    /// No watch: the leader has to be looked up.
     Nobody,
-    /// Whether anybody stands for election.
+    /// There is no leader. The watch waits for the first candidate.
     Anybody(Subscriber),
-    /// What the leader says, until its key is gone.
+    /// There is a leader. The watch follows its key until that is deleted.
     Leader(Subscriber),
 }
 
-/// The stream of leaders and of what they say: the newest, though not each.
+/// Stream of an election's leaders and their values. The newest value is sent, but not each one.
 struct Observer {
     line: Line,
     name: Bytes,
@@ -149,7 +150,7 @@ impl Observer {
         Ok(())
     }
 
-    /// Does what there is to do before the next answer.
+    /// Does one step towards the next answer: looks the leader up, or handles a watch message.
     async fn go_on(&mut self) -> Result<(), Error> {
         let (notice, is_leader) = match &mut self.following {
             Following::Nobody => return self.look().await,
@@ -172,14 +173,14 @@ impl Observer {
                     self.tell(picked.revision(), kv);
                 }
             }
-            // What has been compacted since has to be looked at anew.
+            // The leader may have changed in the compacted revisions, so it is looked up again.
             Notice::Compacted { .. } => self.following = Following::Nobody,
             Notice::Progress { .. } | Notice::WatchProgress { .. } => {}
         }
         Ok(())
     }
 
-    /// The next answer, for as long as the stream can go on.
+    /// Returns the next answer, or the status that ends the stream.
     async fn next(&mut self, refused: &mut Refused) -> Result<LeaderResponse, Status> {
         let stop = self.line.context.stop.clone();
         loop {

@@ -1,4 +1,4 @@
-//! Reading past events from the store, a bounded piece at a time.
+//! Reading of past events from the store, in bounded pieces.
 
 use std::sync::Arc;
 
@@ -12,29 +12,31 @@ use crate::mvcc::revision::Revision;
 use crate::mvcc::rows;
 use crate::mvcc::store::{Store, View};
 
-/// A range of at most so many keys is looked up in the index; a wider one is read by revision.
+/// Maximum number of keys of a range that is looked up in the index. A wider range is read by
+/// revision.
 const NARROW_KEYS: usize = 512;
-/// Revisions per piece, in a narrow range: the index is cheap to ask.
+/// Maximum number of revisions per piece in a narrow range. It can be large, since index lookups
+/// are cheap.
 const NARROW_REVISIONS: i64 = 64 * 1024;
 
-/// What came of a piece.
+/// Result of reading a piece.
 pub(super) enum Piece {
-    /// Told everything before `next`.
+    /// All matching events before revision `next`.
     Read { events: Option<Arc<Picked>>, next: i64 },
-    /// The store has nothing from `next` on.
+    /// The store has no revision `next` yet.
     UpToDate,
-    /// The next revision is gone.
+    /// The next revision was compacted.
     Compacted { compacted: i64 },
 }
 
-/// Where a piece ends: at the first revision after so much.
+/// Limits of a piece. It ends with the revision in which it reaches one of them.
 #[derive(Clone, Copy)]
 pub(super) struct PieceSize {
     pub(super) records: usize,
     pub(super) bytes: usize,
 }
 
-/// What has been read of a piece.
+/// Events collected for a piece.
 #[derive(Default)]
 struct Read {
     events: Vec<Event>,
@@ -46,7 +48,7 @@ impl Read {
         self.events.len() >= size.records || self.bytes >= size.bytes
     }
 
-    /// The last revision of which something is here, if `at` belongs to a later one.
+    /// Returns the last collected main revision, if `at` belongs to a later one.
     fn ends_before(&self, at: Revision) -> Option<i64> {
         let last = self.events.last()?.revision.main;
         (last < at.main).then_some(last)
@@ -58,8 +60,8 @@ impl Read {
     }
 }
 
-/// Reads what `spec` wants from `next` on in a `view` of `store`, up to the end of the revision in
-/// which the piece is full.
+/// Reads events that `spec` matches, from the revision `next` on. The piece ends with the revision
+/// in which it reaches `size`.
 pub(super) fn read_piece(
     store: &Store,
     view: &View,
@@ -68,7 +70,7 @@ pub(super) fn read_piece(
     size: PieceSize,
 ) -> Result<Piece, StoreError> {
     let newest = view.revision();
-    // Where the index is ahead of the view, what it still has is in the view as well.
+    // The index may be ahead of the view. Changes that it still has are in the view as well.
     let (compacted, narrow) = {
         let index = read(&store.shared.index);
         let compacted = index.compacted();
@@ -93,7 +95,7 @@ pub(super) fn read_piece(
     Ok(Piece::Read { events, next: told + 1 })
 }
 
-/// The events of `changes`, and the revision up to which they are complete.
+/// Reads the events of `changes`, with the revision up to which they are complete.
 fn read_changes(
     view: &View,
     mut changes: Vec<Revision>,
@@ -114,7 +116,7 @@ fn read_changes(
     Ok((read.events, upto))
 }
 
-/// All events from `next` on, and the revision up to which they are complete.
+/// Reads all events from `next` on, with the revision up to which they are complete.
 fn read_all(view: &View, next: i64, size: PieceSize) -> Result<(Vec<Event>, i64), StoreError> {
     let mut read = Read::default();
     for row in view.records.range(Revision { main: next, sub: 0 }.to_row()..)? {

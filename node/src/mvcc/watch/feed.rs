@@ -1,4 +1,4 @@
-//! From apply to the hub: bounded, and never in apply's way.
+//! Bounded queue of events from apply to the hub. It never blocks apply.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -7,17 +7,17 @@ use tokio::sync::Notify;
 
 use crate::mvcc::event::EventBatch;
 
-/// What the hub finds.
+/// Contents of the queue, taken by the hub.
 #[derive(Debug, Default)]
 pub(super) struct Arrived {
-    /// Batches before these, up to this revision, were lost.
+    /// Last revision of the batches that were dropped before `batches`, if any were.
     pub(super) lost: Option<i64>,
     pub(super) batches: VecDeque<Arc<EventBatch>>,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Nobody listens yet: nothing is kept.
+    /// Whether the hub listens. Until then nothing is queued.
     is_open: bool,
     bytes: usize,
     arrived: Arrived,
@@ -39,7 +39,7 @@ impl Feed {
         self.queue.lock().expect("nothing panics under this lock")
     }
 
-    /// From here on events are kept.
+    /// Starts to queue events.
     pub(super) fn open(&self) {
         self.lock().is_open = true;
     }

@@ -1,4 +1,4 @@
-//! The one task that knows all attached watchers.
+//! The hub: the one task that knows all attached watchers.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -16,33 +16,34 @@ use crate::mvcc::operations::PendingEvents;
 use crate::mvcc::store::Store;
 use crate::shares::{Account, Charge, Part};
 
-/// What a subscriber asks of the hub.
+/// Request of a subscriber to the hub.
 pub(super) enum Command {
-    /// Give `token` every event from `next` on.
+    /// Attach `token`: send it every matching event from revision `next` on.
     Attach { token: Token, spec: WatchSpec, next: i64, link: Link },
-    /// No more for `token`.
+    /// Detach `token`: send it nothing more.
     Detach { token: Token },
-    /// Say how far everything attached through `link` has been told.
+    /// Report the revision up to which all watchers attached through `link` have got their events.
     Progress { link: Link, round: u64 },
 }
 
-/// From the hub to a subscriber.
+/// Message from the hub to a subscriber.
 #[derive(Debug)]
 pub(super) enum Delivery {
     Events { token: Token, picked: Arc<Picked>, held: Charge, pending: PendingEvents },
     Progress { revision: i64, round: u64 },
 }
 
-/// What did not fit into the queue.
+/// Messages to a subscriber that did not fit into its queue.
 #[derive(Debug, Default)]
 pub(super) struct Missed {
-    /// Watchers that were detached.
+    /// Watchers that were detached since an event didn't fit.
     pub(super) lagging: Vec<Lag>,
-    /// A progress answer.
+    /// Whether the answer to a progress request was dropped.
     pub(super) progress: bool,
 }
 
-/// Everything before `next` that a watcher wants is in the subscriber's queue.
+/// Note that a watcher was detached. Everything before `next` that it wants is in the subscriber's
+/// queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lag {
     pub(super) token: Token,
@@ -62,21 +63,21 @@ impl Shared {
     }
 }
 
-/// The hub's way to one subscriber.
+/// The hub's connection to one subscriber.
 #[derive(Clone)]
 pub(super) struct Link {
     pub(super) queue: mpsc::Sender<Delivery>,
     pub(super) shared: Arc<Shared>,
-    /// What waits in the queue is charged to it.
+    /// Account that is charged for the memory of queued events.
     pub(super) account: Arc<Account>,
-    /// Events in all queues.
+    /// Number of events in all queues of the process, for the metrics.
     pub(super) pending: Arc<AtomicI64>,
 }
 
-/// What queues may fill of an account: not what is needed to empty them.
+/// Part of an account that queues may use. The rest stays free for emptying the queues.
 const QUEUED: Part = Part(4);
 
-/// Watches of a stream that has ended, which are detached before the hub looks for events again.
+/// Number of watches of an ended stream that are detached before the hub looks for events again.
 const DETACHED_AT_ONCE: usize = 1_024;
 
 enum Sent {
@@ -110,16 +111,16 @@ impl Link {
 
 struct Watcher {
     group: GroupKey,
-    /// Earlier events are not wanted.
+    /// First revision that the watcher wants.
     start: i64,
     link: Link,
 }
 
-/// What subscribers ask, and who departs.
+/// The hub's incoming channels: commands of subscribers, and the watches of ended streams.
 pub(super) type Orders = (mpsc::Receiver<Command>, mpsc::UnboundedReceiver<Vec<Token>>);
 
-/// What a batch takes in the ring besides its events: four allocations, their headers and rounding, and its
-/// place in the ring.
+/// Overhead of a batch in the ring besides its events, in bytes: four allocations with headers and
+/// rounding, and its slot in the ring.
 const KEPT_BATCH_BYTES: usize = 192;
 
 fn kept_bytes(batch: &EventBatch) -> usize {
@@ -130,16 +131,16 @@ pub(super) struct Hub {
     feed: Arc<Feed>,
     store: Store,
     commands: mpsc::Receiver<Command>,
-    /// The watches of streams that have ended. As long as the watches were, at most.
+    /// Watches of ended streams. Unbounded, but never longer than the number of existing watches.
     departures: mpsc::UnboundedReceiver<Vec<Token>>,
     watchers: HashMap<Token, Watcher>,
     matcher: Matcher,
-    /// Everything up to here has been handed out.
+    /// Revision up to which all events have been handed out.
     revision: i64,
     ring: VecDeque<Arc<EventBatch>>,
     ring_bytes: usize,
     max_ring_bytes: usize,
-    /// The ring has every event after this revision.
+    /// Revision after which the ring has every event.
     ring_since: i64,
 }
 
@@ -150,8 +151,8 @@ impl Hub {
         max_ring_bytes: usize,
         (commands, departures): Orders,
     ) -> Self {
-        // First the feed, then the revision: what happens in between comes through the feed twice
-        // at worst, and is skipped below.
+        // The feed is opened before the revision is read. An event in between then comes twice at
+        // worst, and `take_events` skips it.
         feed.open();
         let revision = store.view().revision();
         Self {
@@ -173,9 +174,10 @@ impl Hub {
         let feed = self.feed.clone();
         loop {
             tokio::select! {
-                // In order, and not by lot: the same happens again from the same beginning. Each takes
-                // the events along, so that none waits for the others; what departs comes first, so that
-                // no flood of requests keeps it in memory.
+                // `biased` makes the order fixed instead of random, so that a simulation can be
+                // repeated. Each branch also takes the new events, so that none delays the others.
+                // Departures come first, so that a flood of requests doesn't keep ended streams in
+                // memory.
                 biased;
                 Some(tokens) = self.departures.recv() => {
                     for some in tokens.chunks(DETACHED_AT_ONCE) {
@@ -184,7 +186,8 @@ impl Hub {
                     }
                 }
                 command = self.commands.recv() => match command {
-                    // Events that a command's sender has seen in the store come first.
+                    // Events that the command's sender may have seen in the store are handled
+                    // first.
                     Some(command) => {
                         self.take_events();
                         self.obey(command);
@@ -213,7 +216,7 @@ impl Hub {
 
     fn lose_all(&mut self, revision: i64) {
         let next = self.revision + 1;
-        // The eldest first: what happens again happens in the same order again.
+        // Sorted by age, since the map's order is random and a simulation must be repeatable.
         let mut lost: Vec<_> = self.watchers.drain().collect();
         lost.sort_unstable_by_key(|(token, _)| *token);
         for (token, watcher) in lost {
@@ -314,7 +317,7 @@ impl Hub {
     }
 }
 
-/// What a watcher that wants nothing before `start` is told of `batch`.
+/// Selects the events of `batch` for a watcher that wants none before `start`.
 fn pick_since(group: &GroupKey, batch: &Arc<EventBatch>, start: i64) -> Option<Arc<Picked>> {
     let wanted = (0..).zip(&batch.events).filter(|(_, event)| event.revision.main >= start);
     let picks = group.picks(wanted);

@@ -1,9 +1,9 @@
-//! Which watchers an event concerns.
+//! Finds the watchers of an event.
 //!
-//! Nearly all watches are of one key or of a prefix, so that both are looked up by hash: the event's
-//! key itself, and its beginning at each length that some prefix has. Other ranges lie in a tree of
-//! their own. Watchers of the same keys with the same filters form a group, which is matched
-//! once.
+//! Nearly all watches are of one key or of a prefix, so both are looked up by hash. The lookups use
+//! the event's key itself, and its beginning at each length that some prefix has. Other ranges are
+//! in a separate tree. Watchers of the same keys with the same filters form a group, which is
+//! matched once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -15,10 +15,10 @@ use super::ranges::Ranges;
 use crate::mvcc::event::{Event, EventKind};
 use crate::mvcc::revision::KeyRange;
 
-/// A watcher, unique for the life of the process.
+/// ID of a watcher, never reused by the process.
 pub(super) type Token = u64;
 
-/// What all watchers of a group have in common.
+/// Properties that all watchers of a group share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct GroupKey {
     range: KeyRange,
@@ -38,7 +38,7 @@ impl GroupKey {
         }
     }
 
-    /// Which of `events` a watcher of this group is told.
+    /// Returns the positions of the `events` that the group's watchers get.
     pub(super) fn picks<'a>(&self, events: impl Iterator<Item = (u32, &'a Event)>) -> Vec<u32> {
         events
             .filter(|(_, event)| self.passes(event.kind) && self.range.contains(&event.key))
@@ -52,7 +52,7 @@ type GroupId = usize;
 #[derive(Debug)]
 struct Group {
     key: GroupKey,
-    /// There may be a hundred thousand, which leave one by one.
+    /// A set, since a group may have a hundred thousand watchers that leave one by one.
     watchers: BTreeSet<Token>,
 }
 
@@ -62,13 +62,13 @@ pub(super) struct Matcher {
     free: Vec<GroupId>,
     by_key: HashMap<GroupKey, GroupId>,
     ones: HashMap<Bytes, Vec<GroupId>>,
-    /// By length, then by prefix.
+    /// Groups that watch a prefix, by the prefix's length, then by the prefix.
     prefixes: BTreeMap<usize, HashMap<Bytes, Vec<GroupId>>>,
     others: Ranges,
 }
 
-/// The prefix that a range means, if it means one: its end is its start with the last byte that is
-/// not 0xff raised by one.
+/// Returns the prefix whose keys are exactly those of `range`, if there is one. The end of such a
+/// range is its start up to the last byte that isn't 0xff, with that byte raised by one.
 fn prefix(range: &KeyRange) -> Option<&Bytes> {
     let KeyRange::Between(start, end) = range else { return None };
     let kept = start.iter().rposition(|byte| *byte != 0xff)?;
@@ -149,12 +149,13 @@ impl Matcher {
         }
     }
 
-    /// Nobody is left.
+    /// Removes all groups and watchers.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// For each group that any of `events` concerns: its watchers, and which events.
+    /// Returns, for each group that any of `events` matches, its watchers and the events'
+    /// positions.
     pub(super) fn pick(&self, events: &[Event]) -> Vec<(&BTreeSet<Token>, Vec<u32>)> {
         let mut picked: BTreeMap<GroupId, Vec<u32>> = BTreeMap::new();
         for (at, event) in (0..).zip(events) {

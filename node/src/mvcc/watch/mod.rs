@@ -1,4 +1,4 @@
-//! Watches: who wants to hear of which keys, from which revision on.
+//! Watches of keys and key ranges, each from some revision on.
 //!
 //! ```text
 //! apply ── Publisher ─► feed ─► hub (one task): matches, hands out ─► queue ─► Subscriber (one per
@@ -6,18 +6,21 @@
 //!                                └────── attach, detach, progress ◄─────────────┘
 //! ```
 //!
-//! A watcher is either *attached*, and the hub gives it each event as it happens, or it *catches
-//! up*: its subscriber reads the store by revision until it is near enough to be attached. Nobody
-//! waits for a slow client: a subscriber whose queue is full has its watcher detached, and catches
-//! up when its client reads again; a hub that falls behind loses its feed, and every watcher
-//! catches up. Each queue is bounded, so memory is.
+//! A watcher is in one of two states:
 //!
-//! One stream's queue is short, but a client may have thousands of streams: so what they keep from
-//! being freed is charged to their connection's account, and an account that is full is a full
+//! - *Attached*: the hub gives it each event as it happens.
+//! - *Catching up*: its subscriber reads the store by revision until the watcher can be attached.
+//!
+//! A slow client delays nobody. If a subscriber's queue is full, its watcher is detached, and
+//! catches up once the client reads again. If the hub falls behind, its feed is dropped and every
+//! watcher catches up. Each queue is bounded, so memory is bounded too.
+//!
+//! The queue of one stream is short, but a client may have thousands of streams. So the memory that
+//! their queues hold is charged to the account of the connection. A full account counts as a full
 //! queue.
 //!
-//! What each watcher is told is exactly once, in order, and whole revisions only. A progress
-//! notice passes through the same queue as the events, so that it can't overtake one.
+//! Each watcher gets every event exactly once, in order, and only whole revisions. A progress
+//! notification passes through the same queue as the events, so that it can't overtake one.
 
 mod catch_up;
 mod feed;
@@ -41,22 +44,25 @@ use matcher::Token;
 pub use picked::Picked;
 pub use subscriber::{Notice, Subscriber};
 
-/// Attaches, detaches and progress requests that wait for the hub; more make their streams wait.
+/// Maximum number of commands queued for the hub. A stream whose command finds the queue full
+/// waits.
 const MAX_QUEUED_COMMANDS: usize = 1_024;
 
-/// How much is kept, and done at a time.
+/// Limits on the memory of watches and on the size of their work steps.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchOptions {
-    /// Deliveries that wait for one client to read; a watcher that finds the queue full catches up
-    /// from the store later. etcd's number by default.
+    /// Maximum number of deliveries in a stream's queue. A watcher that finds it full catches up
+    /// from the store later. etcd's value by default.
     pub queued_deliveries: usize,
-    /// Recent events kept for watchers that are about to be attached.
+    /// Bytes of recent events kept for watchers that are about to be attached.
     pub ring_bytes: usize,
-    /// Events that wait for the hub; beyond it they are forgotten, and watchers read the store.
+    /// Bytes of events that may wait for the hub. Beyond that they are dropped, and watchers read
+    /// the store.
     pub feed_bytes: usize,
-    /// Records that a watcher reads at a time while it catches up. A revision is never cut.
+    /// Number of records that a watcher reads at a time while it catches up. A revision is never
+    /// split.
     pub records_per_piece: usize,
-    /// Bytes of these, at which a piece ends early.
+    /// Bytes of records at which a piece ends early.
     pub bytes_per_piece: usize,
 }
 
@@ -72,22 +78,22 @@ impl Default for WatchOptions {
     }
 }
 
-/// What to watch.
+/// Description of a watch, as a client requests it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchSpec {
-    /// The keys.
+    /// Keys to watch.
     pub range: KeyRange,
-    /// The first revision of interest; 0: whatever comes next.
+    /// First wanted revision; 0 means the next one.
     pub start_revision: i64,
-    /// Leave out puts.
+    /// Whether puts are left out.
     pub no_put: bool,
-    /// Leave out deletes.
+    /// Whether deletes are left out.
     pub no_delete: bool,
-    /// Tell the revision now and then, when there are no events.
+    /// Whether the client wants progress notifications when there are no events.
     pub progress_notify: bool,
 }
 
-/// The applier's end: tells what has happened. Never waits.
+/// Sending end of the watches, for the code that applies entries. It never blocks.
 pub struct Publisher {
     feed: Arc<Feed>,
     store: Store,
@@ -111,14 +117,15 @@ impl Publisher {
         }
     }
 
-    /// Tells the events of one applied batch, after the store shows them.
+    /// Publishes the events of one applied batch. The store must show the batch already.
     pub(crate) fn publish(&self, batch: EventBatch) {
         if !batch.events.is_empty() {
             self.feed.push(batch);
         }
     }
 
-    /// The store was replaced by one at `revision`: the events up to there can't be told one by one.
+    /// Reports that the store was replaced by one at `revision`. Events up to there can't be sent
+    /// one by one.
     pub(crate) fn jump(&self, revision: i64) {
         self.feed.lose(revision);
     }
@@ -135,7 +142,7 @@ impl Publisher {
     }
 }
 
-/// The streams' end: where to subscribe.
+/// Receiving end of the watches, where client streams subscribe.
 #[derive(Clone)]
 pub struct WatchHub {
     feed: Arc<Feed>,
@@ -147,8 +154,8 @@ pub struct WatchHub {
 }
 
 impl WatchHub {
-    /// Runs the hub for as long as the future is polled: once per hub, as a task of its own.
-    /// Watches stand still until it runs.
+    /// Runs the hub for as long as the future is polled. Call it once per hub, in a task of its
+    /// own. Watches get nothing until it runs.
     pub async fn run(self) {
         let orders = self.unstarted.lock().expect("nothing panics under this lock").take();
         if let Some(orders) = orders {
@@ -156,13 +163,14 @@ impl WatchHub {
         }
     }
 
-    /// A subscriber without watches, whose client nobody bounds.
+    /// Returns a subscriber without watches and without a limit on its memory.
     #[must_use]
     pub fn subscribe(&self) -> Subscriber {
         self.subscribe_for(Account::unbounded())
     }
 
-    /// A subscriber without watches; what waits for it is charged to `account`.
+    /// Returns a subscriber without watches. The memory of its queued events is charged to
+    /// `account`.
     pub(crate) fn subscribe_for(&self, account: Arc<Account>) -> Subscriber {
         let (commands, departures) = (self.commands.clone(), self.departures.clone());
         Subscriber::new(self.store.clone(), self.options, commands, departures, account)

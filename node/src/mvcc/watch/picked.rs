@@ -1,4 +1,4 @@
-//! Some events of a batch, encoded at most once for however many watchers want them.
+//! Events of a batch for a group of watchers. They are encoded at most once for all of these.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,14 +9,14 @@ use crate::mvcc::event::{Event, EventBatch, EventKind};
 use crate::mvcc::range::read;
 use crate::mvcc::store::Store;
 
-/// `WatchResponse.events`.
+/// Field number of `WatchResponse.events`.
 const EVENTS_FIELD: u32 = 11;
-/// `Event.type`, `.kv` and `.prev_kv`.
+/// Field numbers of `Event.type`, `.kv` and `.prev_kv`.
 const TYPE_FIELD: u32 = 1;
 const KV_FIELD: u32 = 2;
 const PREV_KV_FIELD: u32 = 3;
 
-/// The events of a batch that one kind of watcher (same keys, same filters) is told.
+/// Events of a batch for all watchers with the same keys and the same filters.
 #[derive(Debug)]
 pub struct Picked {
     batch: Arc<EventBatch>,
@@ -30,49 +30,50 @@ impl Picked {
         Self { batch, picks, plain: OnceLock::new(), with_previous: OnceLock::new() }
     }
 
-    /// The store's revision after the batch: everything up to it that the watcher wants has been
-    /// told with this.
+    /// Returns the store's revision after the batch. With these events the watcher has got
+    /// everything up to that revision.
     #[must_use]
     pub fn revision(&self) -> i64 {
         self.batch.revision
     }
 
-    /// What it keeps in memory, roughly.
+    /// Returns the approximate number of bytes that the whole batch takes in memory.
     pub(super) fn weight(&self) -> usize {
         self.batch.weight()
     }
 
-    /// How many events.
+    /// Returns the number of events, which is never 0.
     #[must_use]
     pub fn len(&self) -> usize {
         self.picks.len()
     }
 
-    /// Whether there are none; there always are some.
+    /// Whether there are no events, which never happens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.picks.is_empty()
     }
 
-    /// The events, in order.
+    /// Returns the events in order.
     pub fn events(&self) -> impl Iterator<Item = &Event> {
         self.picks.iter().filter_map(|pick| self.batch.events.get(usize::try_from(*pick).ok()?))
     }
 
-    /// Each event as an encoded field of `WatchResponse`.
+    /// Returns each event as an encoded field of `WatchResponse`.
     pub fn encoded(&self) -> &[Bytes] {
         self.plain.get_or_init(|| encode_all(self.events().map(|event| (event, None))))
     }
 
-    /// The same, each with the value that the key had before, if it had one and it can still be
-    /// read. Reads the store the first time.
+    /// Returns each event, with the key's previous value, as an encoded field of `WatchResponse`. A
+    /// previous value is left out if there was none or it was compacted. Reads the store on the
+    /// first call.
     pub fn encoded_with_previous(&self, store: &Store) -> &[Bytes] {
         self.with_previous
             .get_or_init(|| encode_all(self.events().map(|event| (event, previous(store, event)))))
     }
 }
 
-/// The encoded `KeyValue` that `event` replaced.
+/// Returns the encoded `KeyValue` that `event` replaced, if it can still be read.
 fn previous(store: &Store, event: &Event) -> Option<Vec<u8>> {
     if event.is_create {
         return None;
@@ -95,7 +96,7 @@ fn previous(store: &Store, event: &Event) -> Option<Vec<u8>> {
     }
 }
 
-/// One buffer for all, cut into one piece per event.
+/// Encodes all events into one buffer, and returns one slice of it for each event.
 fn encode_all<'a>(events: impl Iterator<Item = (&'a Event, Option<Vec<u8>>)>) -> Vec<Bytes> {
     let mut buffer = BytesMut::new();
     let mut ends = Vec::new();

@@ -1,7 +1,9 @@
-//! Ranges of keys, and which of them hold a key: a treap by first keys in which each node knows how far
-//! the ranges below it go (Seidel and Aragon, *Randomized Search Trees*, 1996; the interval trees of
-//! Cormen, Leiserson, Rivest and Stein). An event that no range holds costs a walk down, and not a look
-//! at each of them.
+//! Set of key ranges that finds the ranges containing a key.
+//!
+//! It is a treap ordered by the ranges' first keys (Seidel and Aragon, *Randomized Search Trees*,
+//! 1996). Each node also has the furthest end of its subtree, as in the interval trees of Cormen,
+//! Leiserson, Rivest and Stein. For a key in no range the lookup is one walk down, not a look at
+//! every range.
 
 use std::hash::{BuildHasher as _, RandomState};
 
@@ -9,19 +11,20 @@ use bytes::Bytes;
 
 use crate::mvcc::revision::KeyRange;
 
-/// What a range belongs to. No two ranges have the same.
+/// ID of a range, unique in the set.
 pub(super) type RangeId = usize;
 
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
     root: Tree,
-    /// Nobody outside can choose keys that make it a list.
+    /// Random key of the hash that gives priorities. So no client can choose keys that turn the
+    /// tree into a list.
     chance: RandomState,
 }
 
 type Tree = Option<Box<Node>>;
 
-/// Where a range ends.
+/// Exclusive end of a range.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum End {
     Before(Bytes),
@@ -50,16 +53,16 @@ struct Node {
     start: Bytes,
     id: RangeId,
     end: End,
-    /// The last of its own end and of all below it.
+    /// Furthest end in this node's subtree, its own included.
     furthest: End,
-    /// None below it has a higher one.
+    /// Heap priority: no node in the subtree has a higher one.
     priority: u64,
     left: Tree,
     right: Tree,
 }
 
 impl Node {
-    /// Looks again at those below it.
+    /// Recomputes `furthest` after the children have changed.
     fn settled(mut self: Box<Self>) -> Box<Self> {
         let below = [&self.left, &self.right].into_iter().flatten().map(|node| &node.furthest);
         self.furthest = below.chain([&self.end]).max().unwrap_or(&self.end).clone();
@@ -86,7 +89,7 @@ impl Ranges {
         self.root = join(before, after);
     }
 
-    /// Offers each that holds the key, in the order of their first keys.
+    /// Calls `offer` for each range that contains `key`, in the order of first keys.
     pub(super) fn holding(&self, key: &[u8], offer: &mut impl FnMut(RangeId)) {
         offer_holding(self.root.as_deref(), key, offer);
     }
@@ -103,7 +106,7 @@ fn offer_holding(node: Option<&Node>, key: &[u8], offer: &mut impl FnMut(RangeId
     }
 }
 
-/// What comes before this place, and the rest.
+/// Splits a tree into the nodes before (`start`, `id`) and the others.
 fn split(tree: Tree, start: &[u8], id: RangeId) -> (Tree, Tree) {
     let Some(mut node) = tree else { return (None, None) };
     if node.is_before(start, id) {
@@ -117,7 +120,7 @@ fn split(tree: Tree, start: &[u8], id: RangeId) -> (Tree, Tree) {
     }
 }
 
-/// One tree of two, of which all of the first come before all of the second.
+/// Joins two trees. All nodes of `first` must be before those of `second`.
 fn join(first: Tree, second: Tree) -> Tree {
     match (first, second) {
         (tree, None) | (None, tree) => tree,
@@ -180,7 +183,7 @@ mod tests {
         let mut tree = Ranges::default();
         let range = |n: usize| KeyRange::new(format!("q{n:07}").into(), Bytes::from_static(b"r"));
         (0..10_000).for_each(|n| tree.insert(&range(n), n));
-        // Some 32 are usual; a tree of chance this deep is not seen in a lifetime.
+        // A depth of about 32 is usual. A random treap of depth 100 practically never occurs.
         assert!(depth(&tree.root) < 100, "{}", depth(&tree.root));
         (0..10_000).for_each(|n| tree.remove(&range(n), n));
         assert_eq!(depth(&tree.root), 0);

@@ -1,4 +1,4 @@
-//! One client stream's watches.
+//! Watches of one client stream.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -17,48 +17,49 @@ use crate::shares::{Account, Charge};
 
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
 
-/// What a stream has to tell its client.
+/// Message for a stream's client.
 #[derive(Debug)]
 pub enum Notice {
-    /// Events, in order.
+    /// Events of one watch, in order.
     Events {
-        /// The watch.
+        /// ID of the watch.
         watch_id: i64,
-        /// What happened.
+        /// Events to send.
         picked: Arc<Picked>,
-        /// What it keeps in memory, charged to the client.
+        /// Charge to the client's account for the events' memory.
         held: Charge,
     },
-    /// The watch is told no more: its next revision is no longer there. It keeps its id until it
-    /// is removed.
+    /// The watch gets no more events, since its next revision is compacted. It keeps its ID until
+    /// it is removed.
     Compacted {
-        /// The watch.
+        /// ID of the watch.
         watch_id: i64,
-        /// The first revision that could be watched from.
+        /// Lowest revision from which a watch can still start.
         compact_revision: i64,
     },
-    /// Everything up to `revision` has been told to all of the stream's watches.
+    /// All watches of the stream have got every event up to `revision`.
     Progress {
-        /// How far.
+        /// Revision up to which all events were sent.
         revision: i64,
     },
-    /// The same for one watch that asked for it and has been quiet.
+    /// One watch has got every event up to `revision`. Sent if the watch wants progress
+    /// notifications and had no events recently.
     WatchProgress {
-        /// The watch.
+        /// ID of the watch.
         watch_id: i64,
-        /// How far.
+        /// Revision up to which all events were sent.
         revision: i64,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Told everything before `next`; reads the store from there.
+    /// The watch has got everything before `next`, and reads the store from there.
     CatchesUp { next: i64 },
-    /// The hub gives it each event. It knows the watch only after it has answered the rounds up to
-    /// `round`, so that their answers say nothing of this watch.
+    /// The hub gives the watch each event. The hub learns of the watch after it answered the
+    /// progress rounds up to `round`. So those answers don't cover this watch.
     Attached { round: u64 },
-    /// What it should have been told next is gone.
+    /// The next revision for this watch is compacted.
     Compacted,
 }
 
@@ -67,7 +68,7 @@ struct Watch {
     watch_id: i64,
     spec: WatchSpec,
     state: State,
-    /// Told something since the last periodic progress.
+    /// Whether the watch got events since the last periodic progress notification.
     is_busy: bool,
 }
 
@@ -77,7 +78,8 @@ impl Watch {
         matches!(self.state, State::Attached { round: before } if before < round)
     }
 
-    /// Whether it has been told of its beginning: a watch of the future has not (etcd #20221).
+    /// Whether the watch's start revision has been reached. If not, it gets no progress (etcd
+    /// #20221).
     fn has_begun(&self, revision: i64) -> bool {
         self.spec.start_revision <= revision
     }
@@ -87,22 +89,23 @@ impl Watch {
     }
 }
 
-/// A progress answer that is under way.
+/// State of a progress request to the hub.
 #[derive(Clone, Copy, Debug, Default)]
 struct Asked {
-    /// The client asked.
+    /// Whether the client requested it.
     by_client: bool,
-    /// The timer did.
+    /// Whether the timer requested it.
     by_timer: bool,
-    /// Answers to other rounds don't count; 0: to be asked again.
+    /// Round whose answer is awaited, others are ignored; 0 means that the request must be sent
+    /// again.
     round: u64,
 }
 
-/// One client stream's watches, and its end of the hub's queue.
+/// Watches of one client stream, and the receiving end of its queue from the hub.
 pub struct Subscriber {
     store: Store,
     piece: PieceSize,
-    /// The last thing that was done was to read a piece.
+    /// Whether the previous step read a piece from the store.
     has_read: bool,
     commands: mpsc::Sender<Command>,
     departures: mpsc::UnboundedSender<Vec<Token>>,
@@ -110,7 +113,7 @@ pub struct Subscriber {
     link: Link,
     watches: BTreeMap<Token, Watch>,
     by_id: BTreeMap<i64, Token>,
-    /// Those that catch up, in turn.
+    /// Watches that catch up, which take turns.
     behind: VecDeque<Token>,
     asked: Asked,
     last_round: u64,
@@ -144,20 +147,20 @@ impl Subscriber {
         }
     }
 
-    /// Whether the stream has a watch of this id.
+    /// Whether the stream has a watch with this ID.
     #[must_use]
     pub fn has(&self, watch_id: i64) -> bool {
         self.by_id.contains_key(&watch_id)
     }
 
-    /// Adds a watch whose id is not in use on this stream. Returns the store's revision: a watch of
-    /// whatever comes next begins after it.
+    /// Adds a watch whose ID is not in use on this stream. Returns the store's revision. A watch
+    /// without a start revision begins after it.
     pub fn add(&mut self, watch_id: i64, spec: WatchSpec) -> i64 {
         let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
         let newest = self.store.view().revision();
         let next = if spec.start_revision == 0 { newest + 1 } else { spec.start_revision };
         let mut state = State::CatchesUp { next };
-        // Without a past there is nothing to catch up with.
+        // Nothing has to be read if the watch starts in the future.
         if next > newest
             && let Ok(permit) = self.commands.try_reserve()
         {
@@ -172,11 +175,12 @@ impl Subscriber {
         newest
     }
 
-    /// Ends a watch; `false` if there is none of this id.
+    /// Ends a watch. Returns `false` if the stream has none with this ID.
     pub async fn remove(&mut self, watch_id: i64) -> bool {
         let Some(token) = self.by_id.get(&watch_id).copied() else { return false };
-        // A place first: dropped before it is there, the watch is still one of this stream's. A hub
-        // that is gone tells nobody anything.
+        // A slot in the hub's queue is reserved first. If this future is dropped while it waits,
+        // the watch still belongs to the stream. If the hub has ended, no event can arrive any
+        // more.
         let permit = self.commands.reserve().await;
         self.by_id.remove(&watch_id);
         self.watches.remove(&token);
@@ -186,8 +190,8 @@ impl Subscriber {
         true
     }
 
-    /// Asks for [`Notice::Progress`]. As in etcd there is none for a stream without watches, while
-    /// one of them still catches up, or before one of them begins.
+    /// Requests a [`Notice::Progress`]. As in etcd, none comes while the stream has no watches,
+    /// while one catches up, or before one of them begins.
     pub async fn request_progress(&mut self) {
         self.take_missed();
         if !self.watches.is_empty() && self.watches.values().all(Watch::is_attached) {
@@ -196,8 +200,8 @@ impl Subscriber {
         }
     }
 
-    /// Asks for a [`Notice::WatchProgress`] for each watch that wants it and has been quiet since
-    /// the last time.
+    /// Requests a [`Notice::WatchProgress`] for each watch that wants it and got no events since
+    /// the last one.
     pub async fn request_periodic_progress(&mut self) {
         if self.watches.values().any(|watch| watch.spec.progress_notify) {
             self.asked.by_timer = true;
@@ -206,29 +210,30 @@ impl Subscriber {
     }
 
     async fn ask(&mut self) {
-        // A place first: dropped before it is there, nothing has been asked.
+        // A slot is reserved first. If this future is dropped while it waits, nothing has changed.
         let Ok(permit) = self.commands.reserve().await else { return };
         self.last_round += 1;
         self.asked.round = self.last_round;
         permit.send(Command::Progress { link: self.link.clone(), round: self.last_round });
     }
 
-    /// The next thing to tell. Safe to drop before it is ready: nothing is lost.
+    /// Returns the next message for the client. The future may be dropped before it is ready;
+    /// nothing is lost then.
     pub async fn next(&mut self) -> Result<Notice, StoreError> {
         loop {
             self.take_missed();
             if let Some(notice) = self.ready.pop_front() {
                 return Ok(notice);
             }
-            // Before anything is read from the store: what a watcher that has been detached was
-            // given last is still in here.
+            // The queue is emptied before the store is read. The last events that a detached
+            // watcher got from the hub may still be in it.
             if let Ok(delivery) = self.queue.try_recv() {
                 self.take(delivery);
                 continue;
             }
             if let Some(token) = self.behind.front().copied() {
-                // Others on this thread are not kept waiting by a long way back. What has been read
-                // was told before that: it is not to lie here.
+                // Yields between pieces, so that a long catch-up doesn't block other tasks on this
+                // thread. The pieces read before were returned already, so none is delayed here.
                 if std::mem::take(&mut self.has_read) {
                     tokio::task::yield_now().await;
                 }
@@ -240,10 +245,12 @@ impl Subscriber {
                 self.ask().await;
             }
             tokio::select! {
-                // In order, and not by lot: the same happens again from the same beginning.
+                // `biased` makes the order fixed instead of random, so that a simulation can be
+                // repeated.
                 biased;
                 delivery = self.queue.recv() => {
-                    // The subscriber holds a sender itself: the queue does not end.
+                    // `None` can't occur: the subscriber holds a sender itself, so the queue never
+                    // closes.
                     if let Some(delivery) = delivery {
                         self.take(delivery);
                     }
@@ -264,7 +271,7 @@ impl Subscriber {
                 }
             }
             Delivery::Progress { revision, round } if round == self.asked.round => {
-                // What the hub has detached before it answered is known only now.
+                // Watchers that the hub detached before it answered are found only now.
                 self.take_missed();
                 self.tell_progress(revision, round);
             }
@@ -287,7 +294,8 @@ impl Subscriber {
         if self.asked.by_client {
             let attached = self.watches.values().all(Watch::is_attached);
             if attached && !self.watches.values().all(|watch| watch.answered(round)) {
-                // A watch has come since: the next answer covers it too.
+                // A watch was attached since the request. It is repeated, so that the answer covers
+                // that watch.
                 self.asked.round = 0;
                 return;
             }
@@ -315,8 +323,8 @@ impl Subscriber {
         }
     }
 
-    /// Takes the watcher at the head of the line one piece further. Nothing changes until its last
-    /// await is over.
+    /// Reads one piece for the watch at the head of the line. Changes nothing before its last
+    /// await, so the future may be dropped.
     async fn catch_up(&mut self, token: Token) -> Result<(), StoreError> {
         let Some(watch) = self.watches.get_mut(&token) else {
             self.behind.pop_front();
@@ -340,7 +348,7 @@ impl Subscriber {
             }
             Piece::UpToDate => {
                 let Ok(permit) = self.commands.reserve().await else {
-                    // The hub is gone; this stream is about to be.
+                    // The hub has ended, and this stream will end soon.
                     self.behind.pop_front();
                     return Ok(());
                 };
@@ -362,13 +370,13 @@ impl Subscriber {
 
 #[cfg(test)]
 impl Subscriber {
-    /// Whether the hub gives every watch its events from here on.
+    /// Whether the hub has handled all commands, and gives every watch its events.
     pub(super) fn is_settled(&self) -> bool {
         let obeyed = self.commands.capacity() == self.commands.max_capacity();
         obeyed && self.watches.values().all(Watch::is_attached)
     }
 
-    /// Whether a watch is to be read from the store.
+    /// Whether some watch reads the store.
     pub(super) fn is_detached(&self) -> bool {
         !self.behind.is_empty()
     }
@@ -376,8 +384,8 @@ impl Subscriber {
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        // In this order: the hub attaches nothing to a closed queue, and what it has attached before is
-        // among those that depart.
+        // The order matters. The hub attaches nothing to a closed queue. Whatever it attached
+        // before is sent to it here to be detached.
         self.queue.close();
         let attached = self.watches.iter().filter(|(_, watch)| watch.is_attached());
         let attached: Vec<Token> = attached.map(|(token, _)| *token).collect();
