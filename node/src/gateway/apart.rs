@@ -1,4 +1,5 @@
-//! Messages that take long to read or to write don't keep other clients of the same thread waiting.
+//! Conversion of large messages on other threads, so that it doesn't block other clients of this
+//! thread.
 
 use std::sync::Arc;
 
@@ -7,9 +8,10 @@ use tonic::Status;
 
 use crate::rpc;
 
-/// More than this is read or written by another thread.
+/// Number of bytes above which a message is converted on another thread.
 const LARGE_BYTES: usize = 256 << 10;
-/// So many of those at a time: a message can take up a hundred times the memory of its JSON.
+/// Maximum number of large messages converted at a time. A message can take a hundred times the
+/// memory of its JSON.
 const LARGE_AT_ONCE: usize = 2;
 
 #[derive(Clone)]
@@ -20,8 +22,8 @@ impl Apart {
         Self(Arc::new(Semaphore::new(LARGE_AT_ONCE)))
     }
 
-    /// Does `work`, on so many bytes. Those that wait for their turn are few: the sender's account is
-    /// charged for each of them.
+    /// Runs `work`, which processes `bytes` bytes. Large work waits for one of the few permits. The
+    /// number of waiting messages is bounded, since each is charged to its sender's account.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         bytes: usize,

@@ -1,5 +1,5 @@
-//! Refusals, as grpc-gateway gives them: the code's number and the text, under the HTTP status that is
-//! nearest to the code.
+//! Errors in grpc-gateway's format: the gRPC code's number and the text, with the HTTP status
+//! closest to the code.
 
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -7,17 +7,17 @@ use axum::response::{IntoResponse as _, Response};
 use serde_json::json;
 use tonic::{Code, Status};
 
-/// Instead of an answer.
+/// Response to a unary call that failed.
 pub(super) fn refusal(status: &Status) -> Response {
     respond(status, object(status).to_string())
 }
 
-/// Instead of the first of several answers.
+/// Response to a streaming call that failed before its first answer.
 pub(super) fn stream_refusal(status: &Status) -> Response {
     respond(status, line(status))
 }
 
-/// Instead of another answer.
+/// Line that ends a stream of answers with an error.
 pub(super) fn line(status: &Status) -> String {
     format!("{}\n", json!({ "error": object(status) }))
 }
@@ -33,7 +33,7 @@ fn respond(status: &Status, body: String) -> Response {
 fn http_status(code: Code) -> StatusCode {
     match code {
         Code::Ok => StatusCode::OK,
-        // nginx' own: the client went away.
+        // Non-standard status of nginx: the client closed the connection.
         Code::Cancelled => StatusCode::from_u16(499).expect("three digits"),
         Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => {
             StatusCode::BAD_REQUEST

@@ -1,5 +1,10 @@
-//! Messages as JSON (protobuf's own mapping): fields by their names in the `.proto` or in camel case, 64-bit
-//! numbers as text, bytes in base64; what is zero is left out, what is not known is passed over.
+//! Conversion between messages and JSON, by protobuf's own mapping:
+//!
+//! - Fields are named as in the `.proto` file, or in camel case.
+//! - 64-bit numbers are strings.
+//! - Bytes are base64.
+//! - Zero values are left out when written.
+//! - Unknown fields are ignored when read.
 
 use bytes::Bytes;
 use prost::Message as _;
@@ -8,7 +13,7 @@ use tonic::Status;
 
 use crate::rpc;
 
-/// A message, from an object; nothing is the same as an empty one.
+/// Converts a JSON object to an encoded message. No input means an empty message.
 pub(super) fn read(kind: &MessageDescriptor, json: &[u8]) -> Result<Bytes, Status> {
     if json.is_empty() {
         return Ok(Bytes::new());
@@ -26,14 +31,14 @@ pub(super) fn read(kind: &MessageDescriptor, json: &[u8]) -> Result<Bytes, Statu
     Ok(message.encode_to_vec().into())
 }
 
-/// A message, as an object.
+/// Converts an encoded message to a JSON object.
 pub(super) fn write(kind: &MessageDescriptor, message: Bytes) -> Result<Vec<u8>, Status> {
     let mut json = Vec::with_capacity(message.len() * 2);
     append(kind, message, &mut json)?;
     Ok(json)
 }
 
-/// The same, at the end of something.
+/// Appends the JSON of `message` to `json`.
 pub(super) fn append(
     kind: &MessageDescriptor,
     message: Bytes,

@@ -1,5 +1,5 @@
-//! Which path is which method: the `google.api.http` options in etcd's rpc.proto, v3lock.proto and
-//! v3election.proto.
+//! Table of HTTP paths and their methods: the `google.api.http` options in etcd's rpc.proto,
+//! v3lock.proto and v3election.proto.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -7,10 +7,10 @@ use std::sync::LazyLock;
 use http::uri::PathAndQuery;
 use prost_reflect::{DescriptorPool, MessageDescriptor};
 
-/// What a path begins with: today, and for who was written for etcd 3.3.
+/// Prefixes of the gateway's paths: the current one, and that of etcd 3.3.
 pub(super) const PREFIXES: [&str; 2] = ["/v3/", "/v3beta/"];
 
-/// What follows, and the service and its methods.
+/// Services, with the rest of the path and the name of each method.
 const PATHS: &[(&str, &[(&str, &str)])] = &[
     (
         "etcdserverpb.KV",
@@ -97,13 +97,13 @@ const PATHS: &[(&str, &[(&str, &str)])] = &[
 /// A method of the API.
 #[derive(Debug)]
 pub(super) struct Method {
-    /// What gRPC calls it.
+    /// Path of the method in gRPC.
     pub(super) path: PathAndQuery,
     pub(super) input: MessageDescriptor,
     pub(super) output: MessageDescriptor,
-    /// Whether it takes more than one request.
+    /// Whether the method has a stream of requests.
     pub(super) takes_more: bool,
-    /// Whether it gives more than one answer.
+    /// Whether the method has a stream of answers.
     gives_more: bool,
 }
 
@@ -135,13 +135,13 @@ static METHODS: LazyLock<BTreeMap<&'static str, Method>> = LazyLock::new(|| {
     methods
 });
 
-/// The method that a path names.
+/// Returns the method of an HTTP path.
 pub(super) fn find(path: &str) -> Option<&'static Method> {
     let rest = PREFIXES.iter().find_map(|prefix| path.strip_prefix(prefix))?;
     METHODS.get(rest)
 }
 
-/// Whether the body of a request for this path is values that are served as they come.
+/// Whether the path's request body is a stream of JSON values, each served as it arrives.
 pub(crate) fn takes_values(path: &str) -> bool {
     find(path).is_some_and(|method| method.takes_more)
 }
@@ -169,7 +169,7 @@ mod tests {
         assert!(takes_values("/v3/watch") && !takes_values("/v3/maintenance/snapshot"));
     }
 
-    /// What is declared and has no path in etcd either.
+    /// Checks which methods have no path. etcd has no path for them either.
     #[test]
     fn every_method_has_a_path() {
         let pool = DescriptorPool::decode(node_proto::DESCRIPTORS).unwrap();

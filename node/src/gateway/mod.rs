@@ -1,9 +1,10 @@
-//! The JSON gateway: etcd's API as plain HTTP, for who has no gRPC (server/embed/serve.go in etcd, and
-//! grpc-gateway, which it is built on).
+//! The JSON gateway: etcd's API as plain HTTP, for clients without gRPC (server/embed/serve.go in
+//! etcd, and grpc-gateway, on which that is built).
 //!
-//! A request is a POST of one JSON object to a path that names a method, the answer is another. Watches
-//! and keep-alives take objects one after the other, and answer with a line of JSON each; so do methods
-//! with more than one answer. Each call goes the way of every gRPC call, with the same checks.
+//! A request is a POST of one JSON object to a method's path, and the answer is another object.
+//! Watches and keep-alives take a sequence of objects, and answer with one line of JSON each. Other
+//! methods with several answers also send lines. Each call is made through the gRPC router, with
+//! all of its checks.
 
 mod apart;
 mod errors;
@@ -37,23 +38,23 @@ use self::values::Values;
 use crate::rpc;
 use crate::shares::{Account, Charge, Part};
 
-/// Bytes of JSON that a request may have for each byte that it may have in gRPC: base64 has four for
-/// three, and names take room.
+/// Maximum bytes of JSON per byte that a gRPC request may have. Base64 turns three bytes into four,
+/// and field names take space.
 pub(crate) const REQUEST_GROWTH: usize = 2;
-/// The same of an answer, while it is written.
+/// Estimated bytes of JSON per byte of a gRPC answer, charged while the answer is written.
 const ANSWER_GROWTH: usize = 3;
-/// What a header's name begins with whose rest is metadata.
+/// Prefix of an HTTP header whose name continues with the name of gRPC metadata.
 const METADATA: &str = "grpc-metadata-";
 
 #[derive(Clone)]
 struct Gateway {
     grpc: Router,
-    /// Bytes of one object.
+    /// Maximum length of one JSON object in bytes.
     most: usize,
     apart: Apart,
 }
 
-/// What a call needs beside its messages.
+/// Call without its messages.
 struct Call {
     method: &'static Method,
     metadata: MetadataMap,
@@ -61,7 +62,7 @@ struct Call {
     deadline: rpc::Deadline,
 }
 
-/// The paths of the gateway, which hands calls on to `grpc`.
+/// Makes a router for the gateway's paths, which makes its calls through `grpc`.
 pub(crate) fn router(grpc: Router, largest_request: usize) -> Router {
     let most = largest_request * REQUEST_GROWTH;
     let gateway = Gateway { grpc, most, apart: Apart::new() };
@@ -86,7 +87,7 @@ async fn serve(State(gateway): State<Gateway>, request: Request) -> Response {
     answered.unwrap_or_else(|status| errors::refusal(&status))
 }
 
-/// What a request's headers say to the method.
+/// Converts a request's headers to gRPC metadata.
 fn metadata(headers: &HeaderMap) -> MetadataMap {
     let mut passed = HeaderMap::new();
     for (name, value) in headers {
@@ -104,8 +105,8 @@ fn metadata(headers: &HeaderMap) -> MetadataMap {
 impl Gateway {
     async fn call(self, method: &'static Method, request: Request) -> Result<Response, Status> {
         let (mut parts, body) = request.into_parts();
-        // A page of anybody's can make a browser post here, and browsers show certificates without
-        // being asked: only a token says who it is, as in etcd.
+        // Any web page can make a browser post here, and browsers present certificates unasked. So
+        // only a token identifies the caller, as in etcd.
         parts.extensions.remove::<rpc::ClientName>();
         let call = Call {
             method,

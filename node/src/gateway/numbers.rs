@@ -1,11 +1,13 @@
-//! Numbers as JSON has them, which are taken for what they say or not at all. The library reads one with a
-//! fraction or an exponent, or that fits no 64 bits, as a floating-point number, and makes the nearest whole
-//! number of that: `9007199254740993.0` would grant the lease …994.
+//! Search for JSON numbers that the JSON library would change.
+//!
+//! The library reads some numbers as floating-point numbers, and rounds these to the nearest
+//! integer. They are those with a fraction or an exponent, and those that don't fit into 64 bits.
+//! So `9007199254740993.0` would grant the lease …994. Such numbers are refused instead.
 
-/// From here on a floating-point number stands for several whole ones.
+/// Number from which a floating-point number may represent several integers.
 const INEXACT: f64 = 9_007_199_254_740_992.0;
 
-/// The first number that would be taken for another one.
+/// Returns the first number that the library would change.
 pub(super) fn misread(json: &[u8]) -> Option<String> {
     let mut rest = json;
     loop {
@@ -26,7 +28,7 @@ pub(super) fn misread(json: &[u8]) -> Option<String> {
     }
 }
 
-/// What follows the text that begins here.
+/// Returns what follows the string at the start of `json`.
 fn after_text(json: &[u8]) -> &[u8] {
     let mut at = 1;
     while let Some(ahead) =

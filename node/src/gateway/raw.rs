@@ -1,4 +1,4 @@
-//! Messages that are bytes already.
+//! Codec for messages that are encoded already.
 
 use bytes::{Buf as _, BufMut as _, Bytes};
 use tonic::Status;

@@ -1,4 +1,4 @@
-//! Methods with more than one request or answer.
+//! Gateway methods with several requests or answers.
 
 use std::pin::Pin;
 
@@ -17,10 +17,11 @@ use super::values::Values;
 use super::{Call, Gateway, errors, json};
 use crate::rpc::Deadline;
 
-/// What became of the requests, if they were not all right: never, else.
+/// Future that completes with the error of a bad request. It never completes if all requests are
+/// good.
 type Broken = Pin<Box<dyn Future<Output = Status> + Send>>;
 
-/// Answers, as they are written.
+/// Answers of a call, written as lines of JSON.
 struct Lines {
     method: &'static Method,
     apart: Apart,
@@ -30,13 +31,14 @@ struct Lines {
 }
 
 impl Gateway {
-    /// The first request is looked at before anything else, and the first answer is waited for: until then
-    /// a refusal can be the response.
+    /// Runs a streaming call. Waits for the first answer before the response begins, so that an
+    /// error until then can determine its HTTP status. The first request is read before the call is
+    /// made.
     pub(super) async fn stream(self, call: Call, mut values: Values) -> Result<Response, Status> {
         let Call { method, metadata, extensions, deadline } = call;
         let first = match deadline.bound(values.next()).await?? {
             Some(value) => Some(deadline.bound(read(&self.apart, method, value)).await??),
-            // One request is always there.
+            // A method with a single request accepts an empty body, as an empty message.
             None if !method.takes_more => Some(Bytes::new()),
             None => None,
         };
@@ -62,7 +64,7 @@ async fn read(apart: &Apart, method: &'static Method, value: Bytes) -> Result<By
     apart.run(value.len(), move || json::read(&method.input, &value)).await
 }
 
-/// A method's requests, and what breaks them off.
+/// Returns a method's requests as a stream, and a future of the error that breaks them off.
 fn requests(
     method: &'static Method,
     apart: Apart,
@@ -83,7 +85,7 @@ fn requests(
         match read {
             Ok(request) => Some((request, (values, tell, apart))),
             Err(status) => {
-                // Who isn't there any more need not be told.
+                // Sending fails if the call has ended meanwhile, which needs no handling.
                 let _ = tell.send(status);
                 None
             }
@@ -92,7 +94,7 @@ fn requests(
     let broken = async {
         match told.await {
             Ok(status) => status,
-            // They are over, and all were right.
+            // The stream of requests ended without an error, so this future must never complete.
             Err(_) => std::future::pending().await,
         }
     };
@@ -121,7 +123,7 @@ impl Lines {
     }
 }
 
-/// The next line: the first is there already, and nothing follows a refusal.
+/// Returns the next line. The first was read before, and nothing follows an error.
 async fn next(
     state: Option<(Option<Vec<u8>>, Lines)>,
 ) -> Option<(Result<Bytes, std::convert::Infallible>, Option<(Option<Vec<u8>>, Lines)>)> {

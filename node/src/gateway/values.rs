@@ -1,4 +1,4 @@
-//! A body's JSON objects, one after the other, each as soon as it is there.
+//! Splits a request body into its JSON objects, each as soon as it is complete.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -10,13 +10,13 @@ use tonic::Status;
 
 pub(super) struct Values {
     body: Body,
-    /// Bytes of one object.
+    /// Maximum length of one object in bytes.
     most: usize,
     came: BytesMut,
     scan: Scan,
 }
 
-/// Where in an object the bytes are that were looked at.
+/// State of the search for an object's end.
 #[derive(Default)]
 struct Scan {
     seen: usize,
@@ -26,7 +26,8 @@ struct Scan {
 }
 
 impl Scan {
-    /// The end of the first object, if it is there. What it holds is not looked at.
+    /// Returns the end of the first object, if it has arrived. The object's contents aren't
+    /// checked.
     fn end(&mut self, came: &[u8]) -> Option<usize> {
         while let Some(byte) = came.get(self.seen) {
             self.seen += 1;
@@ -50,7 +51,7 @@ impl Values {
         Self { body, most, came: BytesMut::new(), scan: Scan::default() }
     }
 
-    /// The next object; `None` after the last.
+    /// Returns the next object; `None` after the last.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         loop {
             if self.scan.seen == 0 {
@@ -77,7 +78,7 @@ impl Values {
         }
     }
 
-    /// Waits for more bytes; whether there are any.
+    /// Waits for more bytes. Returns false at the end of the body.
     async fn more(&mut self) -> Result<bool, Status> {
         loop {
             let Some(frame) = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context)).await

@@ -1,14 +1,16 @@
-//! Clients that say `:authority: http://10.0.0.1:2379`.
+//! Support for clients that send a URL as authority, as in `:authority: http://10.0.0.1:2379`.
 //!
 //! `etcdctl` up to 3.4 does, in `endpoint status` and wherever else it dials one endpoint by
-//! itself: it takes the whole URL for the authority. Go's gRPC does not mind; the HTTP/2 library
-//! here refuses the request as malformed before anybody can see it. [`Lenient`] stands below it and
-//! makes a valid name of such a value, in place: `://` becomes `--x`, which has the same length
-//! both as text and in HPACK's Huffman code, so that neither frames nor the compression state
-//! change (RFC 9113, section 4.1; RFC 7541, sections 5.2 and 6, appendix B).
+//! itself. Go's gRPC accepts that, but the HTTP/2 library here refuses the request as malformed
+//! before any of our code sees it.
 //!
-//! A connection is looked at up to its first request; only one that needed the change is looked at
-//! any further.
+//! [`Lenient`] wraps the connection below that library and turns the URL into a valid name, in
+//! place. It replaces `://` by `--x`, which has the same length as text and in HPACK's Huffman
+//! code. So neither frame lengths nor the compression state change (RFC 9113, section 4.1; RFC
+//! 7541, sections 5.2 and 6, appendix B).
+//!
+//! A connection is examined up to its first request. Only if that had to be changed, later ones are
+//! examined too.
 
 use std::io;
 use std::pin::Pin;
@@ -21,34 +23,34 @@ const FRAME_HEADER: usize = 9;
 const HEADERS: u8 = 1;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
-/// `:authority` in HPACK's static table.
+/// Index of `:authority` in HPACK's static table.
 const AUTHORITY: usize = 1;
-/// Bytes held back while a frame is incomplete; a connection with a larger first frame is not
-/// looked at.
+/// Maximum number of bytes held back while a frame is incomplete. A connection with a longer frame
+/// isn't examined.
 const MAX_HELD_BYTES: usize = 64 * 1024;
-/// Bytes per read while the connection is looked at.
+/// Number of bytes per read while a connection is examined.
 const READ_BYTES: usize = 4 * 1024;
 
-/// A connection whose requests may name their authority by a URL.
+/// Connection whose requests may have a URL as authority.
 #[derive(Debug)]
 pub(crate) struct Lenient<S> {
     stream: S,
     look: Option<Look>,
-    /// Looked at, and not yet read: from `given` on.
+    /// Examined bytes that the reader has not taken yet; they begin at `given`.
     done: Vec<u8>,
     given: usize,
 }
 
-/// What has been seen of a connection.
+/// State of the examination of a connection.
 #[derive(Debug, Default)]
 struct Look {
-    /// Not yet looked at, because it is incomplete.
+    /// Bytes of a frame that is incomplete.
     held: Vec<u8>,
     has_preface: bool,
     has_ended: bool,
 }
 
-/// Whether to go on looking.
+/// Whether the examination of a connection continues.
 enum Next {
     NeedsMore,
     LookOn,
@@ -56,7 +58,7 @@ enum Next {
 }
 
 impl<S> Lenient<S> {
-    /// Looks at `stream` from its first byte on.
+    /// Wraps `stream`, which is examined from its first byte.
     pub(crate) fn new(stream: S) -> Self {
         Self { stream, look: Some(Look::default()), done: Vec::new(), given: 0 }
     }
@@ -74,7 +76,7 @@ impl<S> Lenient<S> {
 }
 
 impl Look {
-    /// Moves what is complete from `held` to `done`, mended.
+    /// Moves complete frames from `held` to `done`, with the authority corrected.
     fn go_on(&mut self, done: &mut Vec<u8>) -> Next {
         if !self.has_preface {
             let seen = self.held.len().min(PREFACE.len());
@@ -109,7 +111,8 @@ impl Look {
     }
 }
 
-/// Mends the authority in a HEADERS frame's payload; `false` if it is as it should be.
+/// Corrects the authority in the payload of a HEADERS frame. Returns `false` if it needs no
+/// correction.
 fn mend(payload: &mut [u8], flags: u8) -> bool {
     let mut at = 0;
     if flags & PADDED != 0 {
@@ -124,11 +127,12 @@ fn mend(payload: &mut [u8], flags: u8) -> bool {
     })
 }
 
-/// Where the authority's value is, and whether it is Huffman-coded. An indexed one was mended when
-/// it came first.
+/// Returns the start and end of the authority's value, and whether it is Huffman-coded. An
+/// authority that refers to HPACK's dynamic table was corrected when it was sent first.
 fn find_authority(block: &[u8], mut at: usize) -> Option<(usize, usize, bool)> {
     while let Some(first) = block.get(at) {
-        // What the first byte says, and how many of its bits belong to the number.
+        // Whether the field has a literal value, and how many bits of the first byte belong to the
+        // number.
         let (literal, bits) = match first {
             0x80.. => (false, 7),
             0x40.. => (true, 6),
@@ -155,7 +159,8 @@ fn find_authority(block: &[u8], mut at: usize) -> Option<(usize, usize, bool)> {
     None
 }
 
-/// An HPACK integer whose first `bits` lie in the byte at `at`; and where it ends.
+/// Reads an HPACK integer that begins with the low `bits` bits of the byte at `at`. Also returns
+/// its end.
 fn integer(block: &[u8], mut at: usize, bits: u32) -> Option<(usize, usize)> {
     let full = (1 << bits) - 1;
     let mut value = usize::from(*block.get(at)?) & full;
@@ -182,10 +187,10 @@ fn mend_text(value: &mut [u8]) -> bool {
     true
 }
 
-/// `http://` and `https://` in Huffman code: the bits, and how many.
+/// Huffman codes of `http://` and `https://`: the bits, and their number.
 const HTTP: (u64, u32) = (0b1_0011_1010_0101_0011_0101_1101_1100_0110_0001_1000, 41);
 const HTTPS: (u64, u32) = (0b10_0111_0100_1010_0110_1011_0100_0101_1100_0110_0001_1000, 46);
-/// `://` and `--x`, of 19 bits each.
+/// Huffman codes of `://` and `--x`, each of 19 bits.
 const SLASHES: u64 = 0b101_1100_0110_0001_1000;
 const DASHES: u64 = 0b010_1100_1011_0111_1001;
 
@@ -278,7 +283,8 @@ mod tests {
 
     use super::*;
 
-    /// The Huffman code of the characters that the tests use (RFC 7541, appendix B).
+    /// Encodes text with Huffman code. Knows only the characters that the tests use (RFC 7541,
+    /// appendix B).
     fn huffman(text: &str) -> Vec<u8> {
         let code = |char: char| match char {
             '0' => (0x0, 5),
@@ -328,7 +334,8 @@ mod tests {
     }
 
     fn request(authority: &[u8], coded: bool) -> Vec<u8> {
-        // :method POST, :scheme http, :path by name index with a value, then the authority.
+        // The fields are :method POST, :scheme http, :path by name index with a value, then the
+        // authority.
         let mut block = vec![0x83, 0x86, 0x44, 2, b'/', b'x'];
         block.extend(literal(authority, coded));
         frame(HEADERS, &block)

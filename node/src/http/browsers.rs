@@ -1,6 +1,10 @@
-//! What browsers may do here: pages of which origins may call (`--cors`), and by which names a server that has
-//! no TLS may be called (`--host-whitelist`), since whoever owns a name can have it mean any address
-//! (CVE-2018-5702). As in etcd, both are about HTTP, and not about gRPC, which no browser speaks.
+//! Restrictions for browsers.
+//!
+//! - Pages of the origins in `--cors` may call this server.
+//! - A server without TLS may be called only by the host names in `--host-whitelist`. The owner of
+//!   a name can let it resolve to any address (CVE-2018-5702).
+//!
+//! As in etcd, both apply to HTTP and not to gRPC, which browsers don't use.
 
 use std::sync::Arc;
 
@@ -17,7 +21,7 @@ use axum::response::{IntoResponse as _, Response};
 
 use crate::config::Listed;
 
-/// Whom pages may be of, and what hosts may be called.
+/// Allowed origins of pages, and allowed host names of this server.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Browsers {
     pub(crate) origins: Listed,
@@ -25,7 +29,7 @@ pub(crate) struct Browsers {
 }
 
 impl Browsers {
-    /// What `pages` answer, told to whom it is for.
+    /// Adds CORS headers to the answers of `pages`, if the request's origin is allowed.
     pub(super) fn told(&self, pages: Router) -> Router {
         let origins = Arc::new(self.origins.clone());
         pages.layer(from_fn(move |request: Request, next: Next| {
@@ -44,7 +48,7 @@ impl Browsers {
         }))
     }
 
-    /// `pages` for who calls this server by a name that it may have.
+    /// Refuses requests to `pages` whose host name isn't allowed.
     pub(super) fn named(&self, pages: Router) -> Router {
         if self.hosts == Listed::All {
             return pages;
@@ -60,7 +64,8 @@ impl Browsers {
     }
 }
 
-/// The origin to name in an answer, if pages of the one that asks may read it.
+/// Returns the value of the CORS origin header, if pages of the request's origin may read the
+/// answer.
 fn allowed(origins: &Listed, headers: &HeaderMap) -> Option<HeaderValue> {
     if *origins == Listed::All {
         return Some(HeaderValue::from_static("*"));
@@ -69,7 +74,7 @@ fn allowed(origins: &Listed, headers: &HeaderMap) -> Option<HeaderValue> {
     origins.has(origin.to_str().ok()?).then(|| origin.clone())
 }
 
-/// What etcd tells browsers.
+/// Adds the CORS headers that etcd sends.
 fn allow(origin: HeaderValue, headers: &mut HeaderMap) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     let mut insert = |name, value| headers.insert(name, HeaderValue::from_static(value));
@@ -77,7 +82,7 @@ fn allow(origin: HeaderValue, headers: &mut HeaderMap) {
     insert(ACCESS_CONTROL_ALLOW_HEADERS, "accept, content-type, authorization");
 }
 
-/// By which name this server is called: without its port.
+/// Returns the host name in the request, without the port.
 fn host(request: &Request) -> String {
     let header = || request.headers().get(HOST)?.to_str().ok()?.parse::<Authority>().ok();
     let authority = request.uri().authority().cloned().or_else(header);

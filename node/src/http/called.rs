@@ -1,7 +1,9 @@
-//! How a method may be called: over HTTP/2, by POST, as gRPC, and until the caller stops waiting.
+//! Filter for gRPC calls: they must use HTTP/2, POST and a gRPC media type, and end at their
+//! deadline.
 //!
-//! What comes otherwise is no call, and not found. A page of anybody's can make a browser post bytes here
-//! without asking first, over HTTP/1 or as plain text, and the browser shows its user's certificate.
+//! Other requests are answered with "not found". Any web page can make a browser post bytes here
+//! without asking first, over HTTP/1 or as plain text, and the browser presents its user's
+//! certificate.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -23,13 +25,13 @@ const GRPC: &[u8] = b"application/grpc";
 const STATUS: &str = "grpc-status";
 const MESSAGE: &str = "grpc-message";
 
-/// Whether a request's media type is gRPC's, whatever the messages are made of.
+/// Whether a request's media type is gRPC's, with any message format.
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     let rest = headers.get(CONTENT_TYPE).and_then(|kind| kind.as_bytes().strip_prefix(GRPC));
     rest.is_some_and(|rest| matches!(rest, [] | [b'+' | b';', ..]))
 }
 
-/// Lets calls through, until their deadlines.
+/// Lets only gRPC calls through, and ends each at its deadline.
 pub(super) async fn calls_only(request: Request, next: Next) -> Response {
     if request.version() != Version::HTTP_2 || !is_grpc(request.headers()) {
         return super::no_such_page();
@@ -52,7 +54,7 @@ pub(super) async fn calls_only(request: Request, next: Next) -> Response {
     named(response, &path)
 }
 
-/// What `answering` comes to, which ends at `end`, as its answer does.
+/// Awaits the response of `answering` until `end`, and ends the response's body then.
 async fn in_time(answering: impl Future<Output = Response>, end: Instant) -> Response {
     let mut over = Box::pin(sleep_until(end));
     let response = tokio::select! {
@@ -66,7 +68,7 @@ async fn in_time(answering: impl Future<Output = Response>, end: Instant) -> Res
     response.map(|body| Body::new(Until { body: Some(body), over }))
 }
 
-/// A service refuses a method that it doesn't have without a word.
+/// Adds a text to the error for an unknown method, since a service sends none.
 fn named(mut response: Response, path: &str) -> Response {
     let unimplemented = HeaderValue::from(Code::Unimplemented as i32);
     let headers = response.headers_mut();
@@ -78,9 +80,9 @@ fn named(mut response: Response, path: &str) -> Response {
     response
 }
 
-/// An answer that ends in time, if only with the word that it is over.
+/// Response body that ends at the call's deadline, with gRPC's status for that.
 struct Until {
-    /// `None` once it has ended.
+    /// The wrapped body; `None` once it has ended.
     body: Option<Body>,
     over: Pin<Box<Sleep>>,
 }
@@ -95,9 +97,9 @@ impl hyper::body::Body for Until {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let Self { body, over } = &mut *self;
         let Some(open) = body else { return Poll::Ready(None) };
-        // First: there may be something to say all the time.
+        // The deadline is checked first, since the body may always have data.
         if over.as_mut().poll(context).is_ready() {
-            // What it is about ends with it, and not with the connection.
+            // Dropping the body frees the call's resources now, not when the connection ends.
             *body = None;
             let mut trailers = HeaderMap::new();
             let written = late().add_header(&mut trailers);
@@ -130,7 +132,8 @@ mod tests {
 
     const TYPE: (&str, &str) = ("content-type", "application/grpc");
 
-    /// A service whose `Ever` answers without end, whose `Never` doesn't answer, whose `None` is not there.
+    /// Makes a service with three methods: `Ever` answers without end, `Never` doesn't answer, and
+    /// `None` doesn't exist.
     fn service(gone: &Arc<()>) -> Router {
         let gone = Arc::clone(gone);
         let ever = move || async move {

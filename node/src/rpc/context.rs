@@ -50,7 +50,7 @@ pub(crate) struct Context {
     pub(crate) comparing: Arc<Semaphore>,
     /// Permits for clients' requests that hash the whole store; they limit how many run at a time.
     pub(crate) hashing: Arc<Semaphore>,
-    /// The other members; `None` where there can be none.
+    /// Connections to the other members; `None` if there can't be any.
     pub(crate) peers: Option<Transport>,
     /// Rules by which changes of members are judged.
     pub(crate) rules: Rules,

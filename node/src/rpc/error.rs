@@ -1,6 +1,6 @@
-//! The table of codes and texts.
+//! Table of the gRPC codes and texts of errors.
 //!
-//! etcd's clients tell errors apart by their text, so that each must be etcd's to the byte
+//! etcd's clients distinguish errors by their text. So each text must be etcd's to the byte
 //! (api/v3rpc/rpctypes in etcd). Codes are those of etcd 3.6.
 
 use std::borrow::Cow;
@@ -15,34 +15,36 @@ use crate::mvcc::{ReadError, StoreError};
 
 macro_rules! table {
     ($($(#[$doc:meta])* $name:ident: $code:ident $text:literal,)*) => {
-        /// An error that a client is told.
+        /// Error that a client receives.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Error {
             $($(#[$doc])* $name,)*
-            /// A change of members with an operation id that one was carried out with, at this
+            /// A member change whose operation ID was used before. That change was made at this
             /// configuration.
             CarriedOut(u64),
-            /// A change of members that was planned on another configuration than this, which is.
+            /// A member change that was planned against another configuration. The current one is
+            /// the argument.
             Stale(u64),
         }
 
         impl Error {
-            /// All of them.
+            /// All errors, with a sample argument where there is one.
             pub(crate) const ALL: &[Self] =
                 &[$(Self::$name,)* Self::CarriedOut(0), Self::Stale(0)];
 
-            /// The gRPC code.
+            /// Returns the gRPC code.
             #[must_use]
             pub(crate) fn code(self) -> Code {
                 match self {
                     $(Self::$name => Code::$code,)*
-                    // Two that etcd has no use for: a client knows them by these.
+                    // etcd uses neither code for its own errors, so clients recognise these two by
+                    // the code.
                     Self::CarriedOut(_) => Code::AlreadyExists,
                     Self::Stale(_) => Code::Aborted,
                 }
             }
 
-            /// The text, as clients compare it.
+            /// Returns the text that clients compare.
             #[must_use]
             pub(crate) fn text(self) -> Cow<'static, str> {
                 match self {
@@ -60,168 +62,172 @@ macro_rules! table {
 }
 
 table! {
-    /// A request without a key.
+    /// The request has no key.
     EmptyKey: InvalidArgument "etcdserver: key is not provided",
-    /// `ignore_value` or `ignore_lease` on a missing key, or an operation that is none.
+    /// `ignore_value` or `ignore_lease` is set for a missing key, or an operation of a transaction
+    /// is empty.
     KeyNotFound: InvalidArgument "etcdserver: key not found",
-    /// `ignore_value` with a value.
+    /// `ignore_value` is set, and a value is given.
     ValueProvided: InvalidArgument "etcdserver: value is provided",
-    /// `ignore_lease` with a lease.
+    /// `ignore_lease` is set, and a lease is given.
     LeaseProvided: InvalidArgument "etcdserver: lease is provided",
-    /// More than `--max-txn-ops`.
+    /// The transaction has more operations than `--max-txn-ops` allows.
     TooManyOps: InvalidArgument "etcdserver: too many operations in txn request",
-    /// A key changed twice in one transaction.
+    /// One transaction changes a key twice.
     DuplicateKey: InvalidArgument "etcdserver: duplicate key given in txn request",
-    /// An unknown order or target.
+    /// The sort order or the sort target is unknown.
     InvalidSortOption: InvalidArgument "etcdserver: invalid sort option",
-    /// Before the last compaction.
+    /// The revision is below the last compaction.
     Compacted: OutOfRange "etcdserver: mvcc: required revision has been compacted",
-    /// After the newest revision.
+    /// The revision is higher than the newest one.
     FutureRevision: OutOfRange "etcdserver: mvcc: required revision is a future revision",
-    /// The NOSPACE alarm is raised.
+    /// The NOSPACE alarm is active, or the change exceeds the quota or the disk.
     NoSpace: ResourceExhausted "etcdserver: mvcc: database space exceeded",
-    /// No such lease.
+    /// The lease does not exist.
     LeaseNotFound: NotFound "etcdserver: requested lease not found",
-    /// The lease's name is taken.
+    /// A lease with the requested ID exists already.
     LeaseExists: FailedPrecondition "etcdserver: lease already exists",
-    /// A TTL of more than 285 years.
+    /// The TTL is more than 285 years.
     LeaseTtlTooLarge: OutOfRange "etcdserver: too large lease TTL",
-    /// No such member.
+    /// The member does not exist.
     MemberNotFound: NotFound "etcdserver: member not found",
-    /// An id that is taken.
+    /// The member's ID is in use, or belonged to a removed member.
     MemberExists: FailedPrecondition "etcdserver: member ID already exist",
-    /// A peer URL that is taken.
+    /// Another member has one of the peer URLs.
     PeerUrlExists: FailedPrecondition "etcdserver: Peer URLs already exists",
-    /// Only learners are promoted.
+    /// The member to promote is not a learner.
     NotALearner: FailedPrecondition "etcdserver: can only promote a learner member",
-    /// A learner that is too far behind, or doesn't answer.
+    /// The learner to promote is too far behind, or does not respond.
     LearnerNotReady: FailedPrecondition
         "etcdserver: can only promote a learner member which is in sync with leader",
-    /// As many learners as there may be.
+    /// The cluster has the maximum number of learners already.
     TooManyLearners: FailedPrecondition "etcdserver: too many learner members in cluster",
-    /// A change that would leave no quorum of started members.
+    /// The change would leave no quorum of started members.
     NotEnoughStarted: FailedPrecondition
         "etcdserver: re-configuration failed due to not enough started members",
-    /// What came with a change of members is not what it is called.
+    /// Metadata of a member change, such as `muster-operation`, is malformed or repeated.
     BadExtras: InvalidArgument
         "muster: muster-operation and muster-incarnation take 32, muster-node-key 64 lower-case hex digits, muster-planned-at a number, each once",
-    /// A new member's URLs are none.
+    /// The member's peer URLs are missing or invalid.
     BadMemberUrls: InvalidArgument "etcdserver: given member URLs are invalid",
-    /// A change of members now could cost the quorum.
+    /// The cluster's current health would let the change cost the quorum.
     Unhealthy: Unavailable "etcdserver: unhealthy cluster",
-    /// More than `--max-request-bytes`.
+    /// The request is larger than `--max-request-bytes`.
     RequestTooLarge: InvalidArgument "etcdserver: request is too large",
-    /// A queue is full.
+    /// A queue of requests is full.
     TooManyRequests: ResourceExhausted "etcdserver: too many requests",
-    /// Answers that were not read take all the room that their client's answers have. Not etcd's:
-    /// its server holds any number of them.
+    /// The client's unread answers use all memory that its connection may take. etcd has no such
+    /// limit.
     TooMuchUnread: ResourceExhausted
         "muster: answers wait to be read; read them first, or ask for less at a time",
-    /// The same, and it has been carried out.
+    /// The request was carried out, but the client's unread answers leave no memory for its answer.
     AnswerDropped: ResourceExhausted
         "muster: carried out, but there is no room for the answer; ask for less at a time",
-    /// Nobody leads.
+    /// The cluster has no leader.
     NoLeader: Unavailable "etcdserver: no leader",
-    /// Only the leader can answer.
+    /// This member is not the leader, and only the leader can answer.
     NotLeader: FailedPrecondition "etcdserver: not leader",
-    /// Another one leads since, or nobody.
+    /// The leader changed, or was lost, after the request began.
     LeaderChanged: Unavailable "etcdserver: leader changed",
-    /// Can't lead.
+    /// The member that should become leader can't be one.
     BadLeaderTransferee: FailedPrecondition "etcdserver: bad leader transferee",
-    /// Going down.
+    /// This member is shutting down.
     Stopped: Unavailable "etcdserver: server stopped",
-    /// Too late.
+    /// The request was not answered in time.
     Timeout: Unavailable "etcdserver: request timed out",
-    /// Too late, and a leader was lost.
+    /// The request was not answered in time, and the leader was lost meanwhile.
     TimeoutLeaderFailed: Unavailable
         "etcdserver: request timed out, possibly due to previous leader failure",
-    /// Too late, and no quorum was connected.
+    /// The request was not answered in time, and no quorum was connected.
     TimeoutConnectionLost: Unavailable
         "etcdserver: request timed out, possibly due to connection lost",
-    /// The CORRUPT alarm is raised.
+    /// The CORRUPT alarm is active.
     Corrupt: DataLoss "etcdserver: corrupt cluster",
-    /// A learner serves few things.
+    /// A learner doesn't serve this method.
     NotSupportedForLearner: FailedPrecondition "etcdserver: rpc not supported for learner",
     /// The lease ended while its client waited for a lock.
     SessionExpired: Unknown "mutex: session is expired",
-    /// Who says something as the leader of an election is not in line any more.
+    /// The caller's key in an election is gone, so that it isn't the leader.
     NotElected: Unknown "election: not leader",
-    /// Nobody stands for election.
+    /// The election has no candidate.
     NobodyElected: Unknown "election: no leader",
-    /// Whose place in line it is was not said.
+    /// The request has no `leader` field, which names the caller's key in the election.
     NoLeaderKey: Unknown "\"leader\" field must be provided",
-    /// Authentication can't be enabled: nobody could switch it off.
+    /// Authentication can't be enabled without a user `root`, since nobody could disable it.
     NoRootUser: FailedPrecondition "etcdserver: root user does not exist",
-    /// The same.
+    /// Authentication can't be enabled without the role `root`, since nobody could disable it.
     NoRootRole: FailedPrecondition "etcdserver: root user does not have root role",
-    /// Nobody says who asks, or a user has no name.
+    /// The user name is empty, or the request needs a user and names none.
     UserEmpty: InvalidArgument "etcdserver: user name is empty",
-    /// The user's name is taken.
+    /// A user with this name exists already.
     UserExists: FailedPrecondition "etcdserver: user name already exists",
-    /// No such user.
+    /// The user does not exist.
     UserNotFound: FailedPrecondition "etcdserver: user name not found",
-    /// A role without a name.
+    /// The role name is empty.
     RoleEmpty: InvalidArgument "etcdserver: role name is empty",
-    /// The role's name is taken.
+    /// A role with this name exists already.
     RoleExists: FailedPrecondition "etcdserver: role name already exists",
-    /// No such role.
+    /// The role does not exist.
     RoleNotFound: FailedPrecondition "etcdserver: role name not found",
-    /// A permission to be granted that is none.
+    /// The request to grant a permission contains none.
     PermissionNotGiven: InvalidArgument "etcdserver: permission not given",
     /// The user does not have the role.
     RoleNotGranted: FailedPrecondition "etcdserver: role is not granted to the user",
     /// The role does not have the permission.
     PermissionNotGranted: FailedPrecondition
         "etcdserver: permission is not granted to the role",
-    /// What would take from `root` what it needs, or permit a range that can't be.
+    /// The change would take required rights from `root`, or grants a permission for an invalid
+    /// range.
     InvalidAuthManagement: InvalidArgument "etcdserver: invalid auth management",
-    /// A user who may not.
+    /// The user does not have the permission for the request.
     PermissionDenied: PermissionDenied "etcdserver: permission denied",
-    /// Users and roles have changed since it was found out who asks.
+    /// Users or roles have changed since the caller was identified.
     AuthOldRevision: InvalidArgument "etcdserver: revision of auth store is old",
-    /// Nobody has to say who they are.
+    /// Authentication is disabled, so that no token is issued.
     AuthNotEnabled: FailedPrecondition "etcdserver: authentication is not enabled",
-    /// A wrong name or password.
+    /// The user name or the password is wrong.
     AuthFailed: InvalidArgument
         "etcdserver: authentication failed, invalid user ID or password",
-    /// A password of a user who has none. etcd has no code for it.
+    /// A password was given for a user without one. etcd has no gRPC code for this.
     NoPasswordUser: Unknown
         "auth: authentication failed, password was given for no password user",
-    /// What bcrypt would not read to its end. Nor for this.
+    /// The password is longer than bcrypt can read. etcd has no gRPC code for this.
     PasswordTooLong: Unknown "bcrypt: password length exceeds 72 bytes",
-    /// A range in parts comes in the order of its keys.
+    /// `RangeStream` supports no other order than that of the keys.
     StreamSorted: Unimplemented "RangeStream does not support custom sort orders",
-    /// And with all of them.
+    /// `RangeStream` supports no filters by revision.
     StreamFiltered: Unimplemented "RangeStream does not support revision filters",
-    /// This member has only the public key of signed tokens. etcd has no code for it.
+    /// This member has only the public key for signed tokens, so it can't issue one. etcd has no
+    /// gRPC code for this.
     VerifyOnly: Unknown "auth: token signing attempted with verify-only key",
-    /// A token that proves nothing.
+    /// The token is unknown, expired or invalid.
     InvalidAuthToken: Unauthenticated "etcdserver: invalid auth token",
-    /// A name that an etcd's file has no room for, and so no snapshot. Not etcd's: it ends.
+    /// The name is too long for a key in an etcd file, so no snapshot could contain it. etcd panics
+    /// instead of refusing the name.
     NameTooLong: InvalidArgument "muster: the name of a user or role is longer than 32768 bytes",
-    /// More users and roles than every member can keep in memory. Not etcd's: it takes any number.
+    /// Users and roles would take more memory than every member can spare. etcd has no such limit.
     NoRoomForAuth: ResourceExhausted
         "muster: users and roles take all the room that they have; delete some that nobody needs",
-    /// An action that is none.
+    /// The action of the request is unknown.
     UnknownMethod: Unknown "etcdserver: unknown method",
-    /// A version that is none.
+    /// The target version of a downgrade is malformed.
     WrongDowngradeVersion: InvalidArgument
         "etcdserver: wrong downgrade target version format",
-    /// A version that this one can't be brought down to.
+    /// A downgrade to this version isn't possible.
     InvalidDowngradeTarget: InvalidArgument "etcdserver: invalid downgrade target version",
-    /// The store's file is as it was.
+    /// Defragmentation failed, and left the store's file unchanged.
     NotDefragmented: Unavailable
         "muster: the store was not defragmented, and is as it was; the member's log says why",
-    /// The store failed: this process is about to stop.
+    /// The store failed, and this process is about to stop.
     StoreFailed: Internal "etcdserver: store failed",
 }
 
-/// With what a client is told of members: which configuration they are.
+/// Name of the metadata with the configuration that an answer of the Cluster service shows.
 pub(super) const CONFIGURATION: &str = "muster-configuration";
 
 impl Error {
-    /// The one with this text, if there is one; `at` is the configuration that it tells of, if it
-    /// does. So one member tells another what to tell a client.
+    /// Returns the error with this text, if there is one; `at` is its configuration, if it has one.
+    /// A member uses it to pass on another member's error to a client.
     #[must_use]
     pub(super) fn passed_on(text: &str, at: u64) -> Option<Self> {
         let told = Self::ALL.iter().map(|error| match error {
@@ -232,7 +238,7 @@ impl Error {
         told.into_iter().find(|error| error.text() == text)
     }
 
-    /// The configuration that it tells of.
+    /// Returns the configuration that the error names, if any.
     #[must_use]
     pub(super) fn configuration(self) -> Option<u64> {
         match self {
@@ -312,7 +318,8 @@ impl From<AuthError> for Error {
 impl From<ChangeError> for Error {
     fn from(error: ChangeError) -> Self {
         match error {
-            // To who adds a member, one that was removed is as much in the way as one that is there.
+            // A client that adds a member gets the same error for a removed member as for an
+            // existing one.
             ChangeError::IdExists | ChangeError::Removed | ChangeError::OtherIncarnation => {
                 Self::MemberExists
             }

@@ -1,4 +1,4 @@
-//! Request ids: how an applied entry finds the request that waits for it.
+//! Request IDs, by which an applied entry finds the request that waits for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,22 +6,23 @@ use ring::digest::{SHA256, digest};
 
 use crate::machine::RequestId;
 
-/// Hands out ids that no request of the cluster has had, on any member, before or after a restart.
+/// Generator of request IDs that no other request of the cluster has, on any member and in any
+/// process.
 ///
-/// A run of a member (its id and boot counter) begins at a place of its own among 2^64, found by a
-/// hash, and counts from there: two runs' ids could only meet if their places lay closer than the
-/// number of requests that one of them makes.
+/// A process of a member has a member ID and a boot counter. A hash of both selects its start among
+/// 2^64 numbers, and it counts up from there. The IDs of two processes could only overlap if their
+/// starts were closer than the number of requests that one of them makes.
 #[derive(Debug)]
 pub(crate) struct RequestIds {
     first: u64,
     next: AtomicU64,
 }
 
-/// No run makes as many requests: a million in a second for twelve days.
+/// Upper limit of a process's requests: a million per second for twelve days.
 const RUN_LENGTH: u64 = 1 << 40;
 
 impl RequestIds {
-    /// `boot` must be another one at each start of this member.
+    /// Makes the generator. `boot` must be different at each start of this member.
     #[must_use]
     pub(crate) fn new(member_id: u64, boot: u64) -> Self {
         let mut seed = [0; 16];
@@ -33,14 +34,14 @@ impl RequestIds {
         Self { first, next: AtomicU64::new(first) }
     }
 
-    /// Tells this run's ids from those of others. Of 2^24 foreign ids one is taken for its own, so
-    /// nothing but work may depend on it.
+    /// Returns a test whether an ID is one of this process's. It is wrong for one of 2^24 foreign
+    /// IDs. A wrong result may only cost work.
     pub(crate) fn own(&self) -> impl Fn(RequestId) -> bool + Send + use<> {
         let first = self.first;
         move |id| id.0.wrapping_sub(first) < RUN_LENGTH
     }
 
-    /// The next one.
+    /// Returns the next ID, never the same twice.
     pub(crate) fn next(&self) -> RequestId {
         RequestId(self.next.fetch_add(1, Ordering::Relaxed))
     }

@@ -1,4 +1,4 @@
-//! KV: range, put, delete, transaction, compaction.
+//! The KV service: range, put, delete, transaction, compaction.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -47,7 +47,8 @@ impl Kv {
                 held.hold(gather.bytes())?;
                 match step {
                     Ok(Step::Done(response)) => return Ok(response),
-                    // A wide range lets others on this thread have a turn.
+                    // A wide range yields between steps, so that other tasks on this thread can
+                    // run.
                     Ok(Step::Again) => tokio::task::yield_now().await,
                     Err(ReadError::Superseded) => {
                         tokio::task::yield_now().await;
@@ -102,14 +103,16 @@ impl Kv {
                 };
                 match step {
                     Ok(Some(response)) => {
-                        // No longer what was looked at for it.
+                        // Charges only the answer, no longer the pairs that were read and dropped
+                        // for it.
                         held.hold(bytes)?;
                         if response.responses.len() > 1 {
                             self.0.store.operations().txns.fetch_add(1, Ordering::Relaxed);
                         }
                         return Ok(response);
                     }
-                    // A wide one lets others on this thread have a turn.
+                    // A wide range yields between steps, so that other tasks on this thread can
+                    // run.
                     Ok(None) => tokio::task::yield_now().await,
                     Err(ReadError::Superseded) => {
                         tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! Lease: grant, revoke, keep alive, time to live, the list.
+//! The Lease service: grant, revoke, keep-alive, time to live, list.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,17 +29,17 @@ use crate::auth::Access;
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
-/// Its requests are a stream.
+/// HTTP path of `LeaseKeepAlive`, whose requests are a stream.
 pub(crate) const KEEP_ALIVE_PATH: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 
-/// Requests of one stream that are served together.
+/// Maximum number of requests of one stream that are served together.
 const AT_ONCE: usize = 256;
-/// Streams' requests that wait to be passed on; the next ones wait for a place.
+/// Length of the queue of renewals for the leader. A stream whose request finds it full waits.
 const PASSED_ON: usize = 1024;
-/// Of these, so many go to the leader together.
+/// Maximum number of queued renewals that are sent to the leader in one message.
 const TOGETHER: usize = 128;
 
-/// Leases that somebody wants to be kept alive.
+/// Leases that one stream wants to renew, queued for the leader.
 struct Wish {
     ids: Vec<i64>,
     deadline: Instant,
@@ -70,7 +70,7 @@ impl Lease {
             return self.context.propose(request, held).await;
         }
         loop {
-            // As etcd's, it is positive.
+            // As in etcd, a generated ID is positive.
             request.id = (self.context.request_ids.next().0 & i64::MAX as u64).cast_signed().max(1);
             match self.context.propose(request, held).await {
                 Err(Error::LeaseExists) => {}
@@ -94,7 +94,7 @@ impl Lease {
             let question = LeaseQuestion { renew: false, ids: vec![id] };
             match self.context.ask_of_leases(question, deadline).await {
                 Ok(seconds) if seconds[0] != UNKNOWN => break seconds[0],
-                // Revoked meanwhile: the next barrier shows it.
+                // The lease was revoked meanwhile. The next barrier makes that visible here.
                 Ok(_) | Err(Error::NotLeader) if Instant::now() < deadline => {
                     sleep(LOOK_AGAIN).await;
                 }
@@ -139,7 +139,7 @@ impl Lease {
         Ok(LeaseLeasesResponse { header: header(revision), leases })
     }
 
-    /// Keeps leases alive: the TTL of each, 0 where there is none.
+    /// Renews leases. Returns the TTL of each, 0 if it doesn't exist.
     async fn renew(&self, ids: &[i64]) -> Result<Vec<i64>, Error> {
         let deadline = self.context.deadline();
         let mut ttls = vec![BUSY; ids.len()];
@@ -162,7 +162,8 @@ impl Lease {
         }
     }
 
-    /// Asks this member, if it leads; else with what others here have to ask.
+    /// Renews leases once. If this member leads, it does so itself. Otherwise the request is queued
+    /// for the leader.
     async fn ask(&self, ids: Vec<i64>, deadline: Instant) -> Result<Vec<i64>, Error> {
         if self.context.leads() {
             let question = LeaseQuestion { renew: true, ids };
@@ -171,14 +172,14 @@ impl Lease {
         let (answer, answered) = oneshot::channel();
         let wish = Wish { ids, deadline, answer };
         self.passed_on.send(wish).await.map_err(|_| Error::Stopped)?;
-        // Others may be before it, and their leader gone.
+        // Earlier requests in the queue may wait for a leader that is unreachable.
         let answered = timeout_at(deadline, answered).await.map_err(|_| Error::Timeout)?;
         answered.map_err(|_| Error::Stopped)?
     }
 }
 
-/// Passes on what streams ask, one question at a time with all that have gathered meanwhile: a question
-/// takes a connection of its own.
+/// Sends the queued renewals to the leader, as many as have gathered in one message. Each message
+/// needs a connection of its own.
 async fn pass_on(context: Arc<Context>, mut wishes: mpsc::Receiver<Wish>) {
     let mut together = Vec::new();
     while wishes.recv_many(&mut together, TOGETHER).await > 0 {
@@ -191,7 +192,7 @@ async fn pass_on(context: Arc<Context>, mut wishes: mpsc::Receiver<Wish>) {
                 Ok(seconds) => Ok(seconds.by_ref().take(ids.len()).collect()),
                 Err(error) => Err(*error),
             };
-            // Who gave up meanwhile needs no answer.
+            // Sending fails if the stream has given up meanwhile, which needs no handling.
             let _ = told.send(own);
         }
     }
@@ -199,21 +200,21 @@ async fn pass_on(context: Arc<Context>, mut wishes: mpsc::Receiver<Wish>) {
 
 type Answers = tonic::codegen::BoxStream<LeaseKeepAliveResponse>;
 
-/// A stream of wishes and of their answers.
+/// A keep-alive stream: its requests and their answers.
 struct KeepAlive {
     lease: Lease,
     who: Who,
     requests: ReadyChunks<Streaming<LeaseKeepAliveRequest>>,
     refused: Refused,
     ready: VecDeque<LeaseKeepAliveResponse>,
-    /// How the client's part ended, if it did.
+    /// How the client's half of the stream ended, if it did.
     ended: Option<Result<(), Status>>,
     code: tonic::Code,
     began: std::time::Instant,
 }
 
 impl KeepAlive {
-    /// The next answer; `None` after the last.
+    /// Returns the next answer; `None` after the last.
     async fn next(&mut self) -> Result<Option<LeaseKeepAliveResponse>, Status> {
         loop {
             if let Some(answer) = self.ready.pop_front() {
@@ -237,7 +238,7 @@ impl KeepAlive {
     }
 }
 
-/// Serves what has come, and says whether that was all, and why.
+/// Serves the requests that have arrived. Also returns how the client's half ended, if it did.
 async fn serve(
     lease: &Lease,
     who: &Who,
@@ -260,7 +261,8 @@ async fn serve(
     for id in &ids {
         lease.context.permit(who, Access::LeaseKeepAlive(*id), false).await?;
     }
-    // Before anything is kept alive: what is deleted with a lease comes after what this says.
+    // The header is made before any renewal. A deletion of a lease's keys after that has a higher
+    // revision than this answer.
     let header = lease.context.header(lease.context.store.view().revision());
     let ttls = lease.renew(&ids).await?;
     let answer = |(id, ttl)| LeaseKeepAliveResponse { header: Some(header), id, ttl };

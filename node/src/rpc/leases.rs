@@ -1,5 +1,5 @@
-//! What the leader knows of leases: how long they have, which is known to its clock alone. Others pass on
-//! to it what they are asked.
+//! Remaining time of leases, which only the leader's clock knows. Other members send questions
+//! about leases to the leader.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,14 +18,14 @@ use crate::driver::Role;
 use crate::identity::MemberId;
 use crate::lease::{Lease, LeaseTable, Lessor, Renewal, Seat, whole};
 
-/// Between two looks for leases that are over.
+/// Interval of checks for expired leases.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Said of a lease that can't be kept alive just now.
+/// Answer for a lease that can't be renewed at the moment.
 pub(super) const BUSY: i64 = -2;
-/// Said of the time that a lease has left, which isn't there.
+/// Answer for the remaining time of a lease that doesn't exist.
 pub(super) const UNKNOWN: i64 = -1;
 
-/// The leader's clock.
+/// The leader's lease clock.
 pub(crate) struct LeaseClock {
     lessor: Mutex<Lessor>,
     began: Instant,
@@ -41,18 +41,20 @@ impl LeaseClock {
     }
 }
 
-/// What a leader has found out about leases.
+/// Result of asking the leader's clock about leases.
 struct Found {
     term: u64,
-    /// For each that was asked about.
+    /// TTL or remaining seconds of each lease in the question.
     seconds: Vec<i64>,
-    /// Those of which an entry has to say that they have all of their TTL again, and since when.
+    /// Renewed leases for which an entry must first record that their whole TTL is left, from `at`
+    /// on.
     whole: Vec<Lease>,
     at: Duration,
 }
 
 impl Context {
-    /// The clock as of now, and the time by it.
+    /// Locks the lease clock, after updating it to the current term and leases. Also returns the
+    /// clock's time.
     pub(super) fn clock(&self) -> (MutexGuard<'_, Lessor>, Duration) {
         let seat = {
             let status = self.status.borrow();
@@ -64,12 +66,13 @@ impl Context {
         (lessor, now)
     }
 
-    /// The leases, as far as this member knows them.
+    /// Returns the leases as of the last entry applied by this member.
     pub(super) fn leases(&self) -> std::sync::RwLockReadGuard<'_, LeaseTable> {
         self.store.leases().read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a question to the leader; `NotLeader` if who was thought to be it is none.
+    /// Sends a question about leases to the leader. Returns `NotLeader` if the supposed leader
+    /// isn't one.
     pub(super) async fn ask_of_leases(
         &self,
         question: LeaseQuestion,
@@ -80,7 +83,7 @@ impl Context {
             return self.lead_leases(&question).await;
         }
         let Some(peers) = &self.peers else { return Err(Error::NotLeader) };
-        // A leader that can't be asked may have a successor by then.
+        // The wait is short: if the leader is unreachable, it may soon have a successor.
         let patience = deadline.min(Instant::now() + self.limits.election_timeout * 2);
         let asked = peers.ask(MemberId(leader), question.encode_to_vec().into());
         let Ok(Ok(answer)) = timeout_at(patience, asked).await else {
@@ -96,7 +99,8 @@ impl Context {
         Ok(answer.seconds)
     }
 
-    /// What a member that asks about leases is answered; nothing, if it asks about something else.
+    /// Answers another member's question about leases. Returns `None` if the request is no such
+    /// question.
     async fn answer_leases(&self, request: Bytes) -> Option<Bytes> {
         let question = LeaseQuestion::decode(request).ok()?;
         if question.ids.is_empty() {
@@ -109,7 +113,7 @@ impl Context {
         Some(answer.encode_to_vec().into())
     }
 
-    /// What a member that asks this one something is answered.
+    /// Answers a request of another member, of any kind.
     pub(crate) async fn answer_member(&self, from: MemberId, request: Bytes) -> Option<Bytes> {
         if let Some(answer) = self.answer_leases(request.clone()).await {
             return Some(answer);
@@ -120,7 +124,8 @@ impl Context {
         }
     }
 
-    /// Answers as the leader. What it says was true at a moment at which a quorum called it that.
+    /// Answers a question as the leader. A quorum confirms the leadership after the answer was
+    /// determined.
     async fn lead_leases(&self, question: &LeaseQuestion) -> Result<Vec<i64>, Error> {
         if !self.leads() {
             return Err(Error::NotLeader);
@@ -130,7 +135,7 @@ impl Context {
             question.ids.iter().all(|id| leases.has(*id))
         };
         if !knows_all {
-            // It may have been granted, and not be applied here yet.
+            // A lease may have been granted, but the entry isn't applied here yet.
             self.barrier(false).await?;
         }
         let found = self.look_at_clock(question)?;
@@ -194,8 +199,8 @@ impl Context {
     }
 }
 
-/// Ends leases that are over, and notes what others have left, for as long as the node runs: whenever
-/// this member leads.
+/// Revokes expired leases and records what others have left, while this member leads. Runs as long
+/// as the node.
 pub(super) async fn count(context: Arc<Context>) {
     let mut leader = context.leader.clone();
     let mut look = interval(LOOK_EVERY);
@@ -217,7 +222,7 @@ pub(super) async fn count(context: Arc<Context>) {
         }
         context.metrics.leases_expired.fetch_add(over.len() as u64, Ordering::Relaxed);
         let ended = join_all(over.into_iter().map(|over| context.expire(over)));
-        // Under another leader nothing comes of them.
+        // Under another leader these proposals have no effect.
         tokio::select! {
             _ = join(ended, context.note(noted.clone())) => {}
             changed = leader.changed() => if changed.is_err() { return },

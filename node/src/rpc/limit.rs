@@ -1,18 +1,18 @@
-//! A request larger than gRPC may receive is refused with the words that clients know, and so is one whose
-//! messages are compressed in a way that nobody here knows.
+//! Rewording of gRPC errors that tonic produces into the texts that etcd's clients know. They are
+//! for requests larger than the limit, and for messages with an unknown compression.
 //!
-//! The gRPC library refuses it itself, in words and a code of its own, as a response that has
-//! nothing but headers, or to who reads a stream: those are rewritten here.
+//! tonic refuses such a request itself, with a code and text of its own. The refusal is a response
+//! with only headers, or an error for the code that reads a stream. Both are rewritten here.
 
 use axum::Router;
 use axum::response::Response;
 use http::HeaderValue;
 use tonic::{Code, Status};
 
-/// What the library answers, and the numbers in it.
+/// Beginning of tonic's text for a message that is too large. The sizes follow.
 const THEIRS: &str = "Error, decoded message length too large: found ";
 const UNKNOWN: (&str, &str) = ("Content is compressed with `", "` which isn't supported");
-/// What a request's messages may be compressed with.
+/// Encodings that a request's messages may have.
 const ACCEPTED: &str = "gzip,identity";
 
 pub(super) fn layer(router: Router, max: usize) -> Router {
@@ -29,11 +29,11 @@ fn rewrite(response: &mut Response, max: usize) {
     if ours.code() == Code::Unimplemented {
         headers.insert("grpc-accept-encoding", HeaderValue::from_static(ACCEPTED));
     }
-    // It fails for details, and there are none.
+    // Adding the status only fails for malformed details, and this status has none.
     let _ = ours.add_header(headers);
 }
 
-/// What ended a stream of requests, as clients know it.
+/// Rewords the status that ended a stream of requests, if it is one of tonic's.
 pub(super) fn reworded(status: Status, max: usize) -> Status {
     ours(&status, max).unwrap_or(status)
 }
@@ -55,7 +55,7 @@ fn ours(theirs: &Status, max: usize) -> Option<Status> {
     }
 }
 
-/// The refusal of a message of so many bytes.
+/// Returns the status for a message of `bytes` bytes, if at most `max` are allowed.
 pub(crate) fn larger_than_max(bytes: u64, max: usize) -> Status {
     let text = format!("grpc: received message larger than max ({bytes} vs. {max})");
     Status::resource_exhausted(text)

@@ -1,6 +1,6 @@
-//! Standing in line for a lock or an election: a key below the name for each who does, on a lease.
-//! Whose key was made first has what the line is for, and the next one waits until that key is gone
-//! (client/v3/concurrency in etcd).
+//! The queue for a lock or an election. Each client in it has a key below the queue's name,
+//! attached to a lease. The client with the oldest key holds the lock or leads. Each other client
+//! waits until the key before its own is deleted (client/v3/concurrency in etcd).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,17 +27,18 @@ use crate::mvcc::KeyRange;
 use crate::mvcc::watch::{Notice, Subscriber, WatchSpec};
 use crate::shares::Account;
 
-/// Who names no lease is given one of so many seconds, which nobody keeps alive (etcd's).
+/// TTL in seconds of the lease for a client that names none. Nobody renews it. The value is etcd's.
 const OWN_LEASE_TTL: i64 = 60;
-/// A place that is given up while nobody leads is tried again so many times, and then left to its lease.
+/// Number of attempts to delete an abandoned queue entry while there is no leader. After that it
+/// expires with its lease.
 const GIVE_UP_TRIES: usize = 30;
-/// Between two of these.
+/// Time between attempts to delete an abandoned queue entry.
 const GIVE_UP_AGAIN: Duration = Duration::from_secs(1);
-/// The only watch of its stream.
+/// ID of the only watch on its stream.
 const WATCH: i64 = 0;
 
-/// A refusal of these services: etcd's text, and gRPC `Unknown` whatever it is, since etcd's own are
-/// clients of it and pass on no code.
+/// Error of the Lock and Election services: etcd's text, always with the gRPC code `Unknown`.
+/// etcd's own services are clients of its API, and pass on no code.
 pub(super) struct Refusal(Error);
 
 impl From<Error> for Refusal {
@@ -52,7 +53,7 @@ impl From<Refusal> for Status {
     }
 }
 
-/// What both services are made of.
+/// Operations on queues that the Lock and Election services share.
 #[derive(Clone)]
 pub(super) struct Line {
     pub(super) context: Arc<Context>,
@@ -61,44 +62,45 @@ pub(super) struct Line {
     tasks: TaskTracker,
 }
 
-/// A key in line. Given up when it is dropped while it waits: the client is gone, or is told that it
-/// failed. Who need not wait has what the line is for, perhaps since an earlier call, and keeps it.
+/// A client's entry in a queue: its key. Dropping it while it waits deletes the key, since the
+/// client has left or receives an error. An entry that needn't wait is kept. It holds the lock or
+/// leads, perhaps since an earlier call.
 pub(super) struct Place {
     line: Line,
     name: Bytes,
     key: Bytes,
-    /// The revision that made it.
+    /// Create revision of the key.
     created: i64,
-    /// The revision at which it was made, or found.
+    /// Revision at which the key was created, or was found to exist.
     entered: i64,
-    /// What it held, if it was found.
+    /// Value of the key, if the key existed already.
     value: Option<Bytes>,
     turn: Turn,
 }
 
-/// Whether a place has to wait.
+/// Whether a queue entry has to wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// It was made, and nobody has looked yet who is before it.
+    /// The key was created, and its predecessors aren't known yet.
     Unknown,
-    /// Somebody is.
+    /// Another entry comes before this one.
     Waits,
-    /// Nobody is, or its turn has come.
+    /// The entry is the first, or existed already.
     Here,
 }
 
-/// The keys of everybody who stands in line.
+/// Returns the range of the keys of all entries in a queue.
 pub(super) fn everybody(name: &[u8]) -> (Bytes, Bytes) {
     let below = |last: u8| [name, &[last]].concat().into();
-    // The character after the separator ends the prefix.
+    // The character after the separator is the end of the prefix's range.
     (below(b'/'), below(b'/' + 1))
 }
 
-/// One place of the line of this name.
+/// Returns the key of a lease's entry in a queue.
 fn key_of(name: &[u8], lease: i64) -> Bytes {
     let mut key = BytesMut::from(name);
     key.put_u8(b'/');
-    // As Go prints a signed number in hexadecimal digits.
+    // Formatted as Go formats a signed number in hexadecimal.
     let sign = if lease < 0 { "-" } else { "" };
     key.put_slice(format!("{sign}{:x}", lease.unsigned_abs()).as_bytes());
     key.freeze()
@@ -118,7 +120,7 @@ fn created(key: &Bytes, revision: i64) -> Compare {
     }
 }
 
-/// A key with what it is said to hold, for as long as it is the one that was made then.
+/// Makes a transaction that writes `value` to the key, if the key was created at `revision`.
 pub(super) fn put_if_still(key: Bytes, revision: i64, value: Bytes, lease: i64) -> TxnRequest {
     TxnRequest {
         compare: vec![created(&key, revision)],
@@ -132,7 +134,7 @@ pub(super) fn put_if_still(key: Bytes, revision: i64, value: Bytes, lease: i64) 
     }
 }
 
-/// To watch what happens after a revision.
+/// Makes a watch of everything after a revision.
 pub(super) fn whatever_after(revision: i64, range: KeyRange) -> WatchSpec {
     WatchSpec {
         range,
@@ -143,7 +145,7 @@ pub(super) fn whatever_after(revision: i64, range: KeyRange) -> WatchSpec {
     }
 }
 
-/// Deletes a key, if it is the one that was made then.
+/// Makes a transaction that deletes the key, if the key was created at `revision`.
 pub(super) fn delete_if_still(key: Bytes, revision: i64) -> TxnRequest {
     TxnRequest {
         compare: vec![created(&key, revision)],
@@ -179,7 +181,7 @@ impl Line {
         self.kv.delete(delete, held).await
     }
 
-    /// The lease to stand on: the one that is named, or one of its own.
+    /// Returns the client's lease; if it names none, grants a new one.
     pub(super) async fn lease(&self, id: i64, held: &mut Held) -> Result<i64, Error> {
         if id != 0 {
             return Ok(id);
@@ -188,7 +190,7 @@ impl Line {
         Ok(self.lease.grant(grant, held).await?.id)
     }
 
-    /// Who has what the line is for.
+    /// Reads the first entry, whose client holds the lock or leads.
     pub(super) async fn first(&self, name: &[u8], held: &mut Held) -> Result<RangeResponse, Error> {
         let (key, range_end) = everybody(name);
         let request = RangeRequest {
@@ -202,8 +204,8 @@ impl Line {
         self.kv.range(&request, held).await
     }
 
-    /// A place at the end of the line, or the one that this lease has. Who may not see everybody in it
-    /// gets none: nobody could wait for a turn then.
+    /// Appends an entry for the lease to the queue, or returns its existing one. The caller must be
+    /// allowed to read all entries, since it couldn't wait for its turn otherwise.
     pub(super) async fn enter(
         &self,
         name: &Bytes,
@@ -220,7 +222,8 @@ impl Line {
             failure: vec![op(Op::RequestRange(found))],
             ..put_if_still(key.clone(), 0, value, lease)
         };
-        // Who leaves meanwhile may have a place already, which somebody has to give up.
+        // Created in a task of its own. If the client leaves meanwhile, the entry may exist already
+        // and must be deleted. The entry's `drop` does that.
         let (told, hears) = oneshot::channel();
         let (line, name, mut held) = (self.clone(), name.clone(), held.again());
         self.tasks.spawn(async move {
@@ -241,14 +244,14 @@ impl Line {
         hears.await.unwrap_or(Err(Error::Stopped))
     }
 
-    /// A stream of one watch.
+    /// Returns a subscriber with one watch.
     pub(super) fn watch(&self, account: Arc<Account>, spec: WatchSpec) -> Subscriber {
         let mut watch = self.context.hub.subscribe_for(account);
         watch.add(WATCH, spec);
         watch
     }
 
-    /// Waits until a key that was there at a revision is not.
+    /// Waits until a key is deleted that existed at the revision `seen_at`.
     async fn gone(&self, key: Bytes, seen_at: i64) -> Result<(), Error> {
         let only = KeyRange::new(key, Bytes::new());
         let spec = WatchSpec { no_put: true, ..whatever_after(seen_at, only) };
@@ -261,7 +264,8 @@ impl Line {
                 () = self.context.stop.cancelled() => return Err(Error::Stopped),
             };
             match notice {
-                // What has been compacted since has to be looked at anew.
+                // The deletion may be among the compacted revisions, so the caller reads the queue
+                // again.
                 Notice::Events { .. } | Notice::Compacted { .. } => return Ok(()),
                 Notice::Progress { .. } | Notice::WatchProgress { .. } => {}
             }
@@ -269,7 +273,7 @@ impl Line {
     }
 }
 
-/// The key, where a transaction found it instead of making it.
+/// Returns the existing key, if the transaction found it instead of creating it.
 fn here(mut answer: TxnResponse) -> Option<KeyValue> {
     use node_proto::etcdserverpb::response_op::Response;
     if answer.succeeded {
@@ -294,15 +298,16 @@ impl Place {
         self.entered
     }
 
-    /// What it held before, if it was there.
+    /// Returns the value that the key had, if it existed already.
     pub(super) fn value(&self) -> Option<&Bytes> {
         self.value.as_ref()
     }
 
-    /// Waits until nobody is before it.
+    /// Waits until no entry is before this one.
     ///
-    /// This member's own store will do: it has the key, and who is not in line there any more never
-    /// comes before that again.
+    /// Reading this member's own store is enough. It has this entry's key already. A key that is
+    /// deleted there can't come before this one again, since a new key has a higher create
+    /// revision.
     async fn come_up(&mut self, held: &mut Held) -> Result<(), Error> {
         let before = before(&self.name, self.created);
         loop {
@@ -315,15 +320,15 @@ impl Place {
         }
     }
 
-    /// Waits for its turn: the revision at which it was seen to have it, `None` if it is not there any
-    /// more.
+    /// Waits until this entry is the first. Returns the revision at which that was seen, or `None`
+    /// if the entry no longer exists.
     pub(super) async fn turn(&mut self, held: &mut Held) -> Result<Option<i64>, Error> {
         self.come_up(held).await?;
         if self.turn != Turn::Waits {
             self.turn = Turn::Here;
             return Ok(Some(self.entered));
         }
-        // Its lease may have ended meanwhile.
+        // The lease may have expired meanwhile.
         let own = RangeRequest { key: self.key.clone(), ..RangeRequest::default() };
         let found = self.line.kv.range(&own, held).await?;
         let is_there = found.kvs.first().is_some_and(|kv| kv.create_revision == self.created);
@@ -334,14 +339,14 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // A client of a member that goes down comes again elsewhere, with the same lease, and has its
-        // place still.
+        // When this member stops, the entry is kept. Its client may reconnect to another member,
+        // with the same lease, and still has its entry there.
         if self.turn == Turn::Here || self.line.context.stop.is_cancelled() {
             return;
         }
         let (context, line) = (self.line.context.clone(), self.line.clone());
         let give_up = delete_if_still(self.key.clone(), self.created);
-        // Whoever is first has it, and may be asking again by now.
+        // The first entry is kept: it holds the lock, and its client may have called again already.
         let unless_first = (self.turn == Turn::Unknown).then(|| before(&self.name, self.created));
         self.line.tasks.spawn(async move {
             let leave = async {
@@ -357,7 +362,7 @@ impl Drop for Place {
     }
 }
 
-/// Who is the last before the one who came at `created`.
+/// Makes the request for the last entry before the one created at `created`.
 fn before(name: &[u8], created: i64) -> RangeRequest {
     let (key, range_end) = everybody(name);
     RangeRequest {
@@ -374,13 +379,14 @@ fn before(name: &[u8], created: i64) -> RangeRequest {
 }
 
 impl Line {
-    /// Whether nobody is before; not, if that can't be said.
+    /// Whether no entry matches `before`. Returns false if that can't be determined.
     async fn is_first(&self, before: &RangeRequest) -> bool {
         let found = self.kv.range(before, &mut Held::by_member()).await;
         found.is_ok_and(|found| found.kvs.is_empty())
     }
 
-    /// By this member, which made it: whoever asked for it may have no token any more.
+    /// Deletes an abandoned entry. This member does so in its own name, since the client's token
+    /// may be invalid by now.
     async fn give_up(&self, delete: TxnRequest) {
         for _ in 0..GIVE_UP_TRIES {
             match self.txn(delete.clone(), &mut Held::by_member()).await {

@@ -1,4 +1,5 @@
-//! Lock: a name that one client has at a time (server/etcdserver/api/v3lock in etcd).
+//! The Lock service: a named lock that one client holds at a time (server/etcdserver/api/v3lock in
+//! etcd).
 
 use bytes::Bytes;
 use node_proto::etcdserverpb::DeleteRangeRequest;

@@ -1,4 +1,4 @@
-//! Maintenance: status, alarms, checksums, snapshots, moving the leader.
+//! The Maintenance service: status, alarms, checksums, snapshots, transfer of leadership.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,10 +36,10 @@ pub(super) struct Maintenance {
     snapshots: Arc<Semaphore>,
 }
 
-/// Checksums of everything that are made at a time: each takes a core for as long as it reads.
+/// Maximum number of whole-store checksums computed at a time. Each takes a core while it reads.
 pub(super) const HASHES: usize = 2;
 
-/// How `etcdctl` and etcd's `errors` list show an alarm: no member is not shown.
+/// Formats an alarm as `etcdctl` and etcd's list of errors do. A member ID of 0 is left out.
 fn show(alarm: &AlarmMember) -> String {
     let kind = alarm.alarm().as_str_name();
     match alarm.member_id {
@@ -69,7 +69,7 @@ impl Maintenance {
             version: self.context.identity.version.to_owned(),
             db_size: i64::try_from(store.file_bytes()).unwrap_or(i64::MAX),
             leader: node.leader,
-            // Whoever applied it has told so a moment before the driver tells what it committed.
+            // The applied index may briefly be ahead of the commit index that the driver publishes.
             raft_index: node.commit.max(view.applied().index),
             raft_term: node.term,
             raft_applied_index: view.applied().index,
@@ -98,7 +98,7 @@ impl Maintenance {
         Ok(AlarmResponse { header: header(view.revision()), alarms })
     }
 
-    /// Does `work`, which looks at everything, once few others do.
+    /// Runs `work`, which reads the whole store, once one of the few permits is free.
     async fn hashed<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -107,7 +107,8 @@ impl Maintenance {
         apart(turn.map_err(|_| Error::Stopped)?, work).await
     }
 
-    /// Runs `hash` where it may block; again on a newer view if a compaction overtakes it.
+    /// Hashes the key space where it may block. Repeats that on a newer view if a compaction
+    /// overtakes it.
     async fn hash_at(&self, revision: i64) -> Result<(Arc<View>, KeyValueHash), Error> {
         loop {
             let store = self.context.store.clone();
@@ -136,8 +137,8 @@ impl Maintenance {
         })
     }
 
-    /// Makes the store's file smaller; reads and writes go on meanwhile. Not given up when the client
-    /// goes.
+    /// Defragments the store's file while reads and writes continue. It isn't aborted when the
+    /// client leaves.
     async fn defragment(&self) -> Result<DefragmentResponse, Error> {
         let context = self.context.clone();
         let work = move || {
@@ -169,8 +170,8 @@ impl Maintenance {
         Ok(HashResponse { header: header(revision), hash: hash? })
     }
 
-    /// This is the first version of its data: there is none below it to go to, and so no downgrade
-    /// that could be under way. To stop one anyhow succeeds, as in etcd.
+    /// Refuses downgrades: no older version of the data exists, so none can be under way. As in
+    /// etcd, cancelling a downgrade succeeds anyway.
     async fn downgrade(&self, request: &DowngradeRequest) -> Result<DowngradeResponse, Error> {
         let action = DowngradeAction::try_from(request.action);
         match action.map_err(|_| Error::UnknownMethod)? {
@@ -192,13 +193,13 @@ impl Maintenance {
 
     async fn move_leader(&self, target: u64) -> Result<MoveLeaderResponse, Error> {
         self.context.handle.transfer_leader(target).await?;
-        // Without a header, as in etcd.
+        // As in etcd, this answer has no header.
         Ok(MoveLeaderResponse { header: None })
     }
 }
 
-/// `major.minor`, or those and a patch (and what may follow that), as etcd reads it
-/// (server/etcdserver/version).
+/// Whether `text` is a version as etcd parses it: `major.minor`, or both with a patch and perhaps a
+/// suffix (server/etcdserver/version).
 fn is_version(text: &str) -> bool {
     let core = text.split(['-', '+']).next().unwrap_or_default();
     let parts: Vec<&str> = core.split('.').collect();

@@ -1,4 +1,4 @@
-//! Counters of calls, by method and code.
+//! Counters of gRPC calls, by method and code.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -10,17 +10,17 @@ use crate::durations::Durations;
 
 macro_rules! methods {
     ($($name:ident = $service:literal, $method:literal, $kind:literal;)*) => {
-        /// The methods that are counted.
+        /// Method whose calls are counted.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Method {
             $(#[doc = concat!("`", $service, "/", $method, "`")] $name,)*
         }
 
         impl Method {
-            /// All of them, in the order of the counters.
+            /// All methods, in the order of the counters.
             pub(crate) const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// As metrics name it: service, method, type.
+            /// Returns the labels of the method's metrics: service, method, type.
             #[must_use]
             pub(crate) fn labels(self) -> (&'static str, &'static str, &'static str) {
                 match self { $(Self::$name => ($service, $method, $kind),)* }
@@ -81,23 +81,23 @@ methods! {
     RoleRevokePermission = "etcdserverpb.Auth", "RoleRevokePermission", "unary";
 }
 
-/// gRPC has 17 codes, from 0.
+/// Number of gRPC codes, which begin at 0.
 const CODES: usize = 17;
 
-/// One method's counters.
+/// Counters of one method.
 #[derive(Debug)]
 pub(crate) struct Calls {
-    /// Begun.
+    /// Number of calls that began.
     pub started: AtomicU64,
-    /// Ended, by code.
+    /// Number of calls that ended, by code.
     pub handled: [AtomicU64; CODES],
-    /// From the begin to the end of each.
+    /// Duration of each call.
     pub took: Durations,
-    /// From the begin to the end of those that failed, and of those that were answered.
+    /// Durations of failed calls, then of successful ones.
     pub outcomes: [Durations; 2],
-    /// Messages that came on streams.
+    /// Number of messages received on streams.
     streamed_in: AtomicU64,
-    /// Messages that were sent on streams.
+    /// Number of messages sent on streams.
     streamed_out: AtomicU64,
 }
 
@@ -114,17 +114,18 @@ impl Calls {
         }
     }
 
-    /// Counts messages that came on a stream of the client's.
+    /// Counts messages received on a stream.
     pub(crate) fn count_in(&self, messages: u64) {
         self.streamed_in.fetch_add(messages, Ordering::Relaxed);
     }
 
-    /// Counts messages that are sent on a stream to the client.
+    /// Counts messages sent on a stream.
     pub(crate) fn count_out(&self, messages: u64) {
         self.streamed_out.fetch_add(messages, Ordering::Relaxed);
     }
 
-    /// Messages received and sent. A call that isn't a stream has one of each, unless it failed.
+    /// Returns the numbers of received and sent messages. A unary call has one of each, unless it
+    /// failed.
     pub(crate) fn messages(&self, method: Method) -> (u64, u64) {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let answered = load(&self.handled[Code::Ok as usize]);
@@ -135,13 +136,13 @@ impl Calls {
         }
     }
 
-    /// Counts a call that begins; its [end](Self::end) is told when it did.
+    /// Counts the start of a call. The returned time must be passed to [`Self::end`].
     pub(crate) fn begin(&self) -> Instant {
         self.started.fetch_add(1, Ordering::Relaxed);
         Instant::now()
     }
 
-    /// Counts the end of a call.
+    /// Counts the end of a call that began at `began`.
     pub(crate) fn end(&self, code: Code, began: Instant) {
         self.handled[code as usize].fetch_add(1, Ordering::Relaxed);
         let took = began.elapsed();
@@ -150,26 +151,28 @@ impl Calls {
     }
 }
 
-/// Versions of clients' libraries that are told apart; whoever comes with yet another one counts as
+/// Maximum number of client versions that are counted separately. Further versions count as
 /// [`OTHER`].
 const CLIENT_VERSIONS: usize = 16;
-/// Bytes of a version.
+/// Maximum length of a client version in bytes.
 const CLIENT_VERSION_BYTES: usize = 32;
-/// Who says no version.
+/// Label for clients that send no version.
 const UNKNOWN: &str = "unknown";
-/// Who says what is no version, or one too many.
+/// Label for clients that send a malformed version, or a further one than [`CLIENT_VERSIONS`].
 const OTHER: &str = "other";
 
-/// Calls by the version that clients say to speak, in metadata that anybody may fill with anything.
+/// Counters of calls by the client's API version. Clients may send any value, so their number is
+/// bounded.
 #[derive(Debug, Default)]
 pub(crate) struct Clients {
     known: [OnceLock<Box<str>>; CLIENT_VERSIONS],
-    /// Unary calls and streams of each; then of [`OTHER`], then of [`UNKNOWN`].
+    /// Numbers of unary calls and of streams, for each known version, then [`OTHER`], then
+    /// [`UNKNOWN`].
     counts: [[AtomicU64; 2]; CLIENT_VERSIONS + 2],
 }
 
 impl Clients {
-    /// Counts a call of who says this.
+    /// Counts a call of a client that sent this version.
     pub(crate) fn count(&self, said: Option<&[u8]>, is_stream: bool) {
         let place = said.map_or(CLIENT_VERSIONS + 1, |said| self.place(said));
         self.counts[place][usize::from(is_stream)].fetch_add(1, Ordering::Relaxed);
@@ -186,7 +189,7 @@ impl Clients {
         self.known.iter().position(is_said).unwrap_or(CLIENT_VERSIONS)
     }
 
-    /// Type, version and count, of those that called.
+    /// Returns type, version and number of calls, for each pair that has any.
     pub(crate) fn all(&self) -> Vec<(&'static str, &str, u64)> {
         let known = self.known.iter().map_while(|known| known.get().map(|version| &**version));
         let named =
@@ -199,51 +202,51 @@ impl Clients {
     }
 }
 
-/// The API's counters.
+/// Counters of the whole API.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     calls: Vec<Calls>,
-    /// By the version that their clients say.
+    /// Calls by the client's API version.
     pub clients: Clients,
-    /// Writes that wait for their outcome.
+    /// Number of writes that wait for their outcome.
     pub pending: AtomicI64,
-    /// Writes that ended without an outcome.
+    /// Number of writes that ended without an outcome.
     pub failed: AtomicU64,
-    /// Open watch streams.
+    /// Number of open watch streams.
     pub watch_streams: AtomicI64,
-    /// Open watches.
+    /// Number of open watches.
     pub watchers: AtomicI64,
-    /// Events told.
+    /// Number of events sent to watchers.
     pub events: AtomicU64,
-    /// Of each defragmentation.
+    /// Durations of defragmentations.
     pub defragmentations: Durations,
-    /// Whether one is under way.
+    /// Whether a defragmentation is running.
     pub defragmenting: AtomicBool,
-    /// Of each snapshot of the store that a client was sent.
+    /// Durations of sending a snapshot of the store to a client.
     pub snapshots: Durations,
-    /// Of each whole state that a peer sent, until it was on disk.
+    /// Durations of receiving a snapshot from a peer until it was on disk.
     pub snapshot_saves: Durations,
-    /// Of the sync of each.
+    /// Durations of the fsync of a snapshot from a peer.
     pub snapshot_syncs: Durations,
-    /// Of the read of each range, of those that failed and of those that were answered.
+    /// Durations of range reads: of failed ones, then of successful ones.
     pub ranges: [Durations; 2],
-    /// Of each checksum of all that the store holds.
+    /// Durations of hashing the whole store.
     pub hashes: Durations,
-    /// Of each checksum of the keys at a revision.
+    /// Durations of hashing the keys as of a revision.
     pub revision_hashes: Durations,
-    /// Members that this one, as the leader, made voters.
+    /// Number of learners that this member, as leader, has promoted to voters.
     pub promoted: AtomicU64,
-    /// Of each comparison of the members' data.
+    /// Durations of comparisons of the members' data.
     pub comparisons: Durations,
-    /// Members that the last one could compare.
+    /// Number of members covered by the last comparison.
     pub compared: AtomicI64,
-    /// Leases that this member kept alive as the leader.
+    /// Number of lease renewals that this member made as leader.
     pub leases_renewed: AtomicU64,
-    /// Leases that its clock found over.
+    /// Number of leases that this member's clock found expired.
     pub leases_expired: AtomicU64,
-    /// `/health` asked, and well.
+    /// Number of requests for `/health` answered as healthy.
     pub healthy: AtomicU64,
-    /// `/health` asked, and not well.
+    /// Number of requests for `/health` answered as unhealthy.
     pub unhealthy: AtomicU64,
 }
 
@@ -277,27 +280,27 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// The counters of `method`.
+    /// Returns the counters of `method`.
     #[must_use]
     pub(crate) fn calls(&self, method: Method) -> &Calls {
         &self.calls[method as usize]
     }
 
-    /// Counts a write for as long as the answer is kept, and as failed unless it is told that it
-    /// [ended](Pending::end).
+    /// Counts a write as pending until the returned guard is dropped. The write counts as failed
+    /// unless [`Pending::end`] is called.
     pub(crate) fn pending(&self) -> Pending<'_> {
         self.pending.fetch_add(1, Ordering::Relaxed);
         Pending { metrics: self, ended: false }
     }
 
-    /// Counts a call from its start to its end.
+    /// Counts a call from its start until the returned guard is dropped.
     pub(crate) fn start(&self, method: Method) -> Call<'_> {
         let calls = self.calls(method);
         Call { calls, code: Code::Cancelled, began: calls.begin() }
     }
 }
 
-/// A write that waits for its outcome.
+/// Guard that counts a write as waiting for its outcome.
 #[derive(Debug)]
 pub(crate) struct Pending<'a> {
     metrics: &'a Metrics,
@@ -305,7 +308,7 @@ pub(crate) struct Pending<'a> {
 }
 
 impl Pending<'_> {
-    /// It has an outcome.
+    /// Marks the write as having an outcome.
     pub(crate) fn end(mut self) {
         self.ended = true;
     }
@@ -320,7 +323,8 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// A call that is under way; one that is dropped unended was cancelled by its client.
+/// Guard of a running call. If it is dropped before [`Self::end`], the client has cancelled the
+/// call.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     calls: &'a Calls,
@@ -329,7 +333,7 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Ends the call: with `error`, or well.
+    /// Ends the call, with `error` or successfully.
     pub(crate) fn end(mut self, error: Option<&Status>) {
         self.code = error.map_or(Code::Ok, Status::code);
     }

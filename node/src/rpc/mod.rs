@@ -1,8 +1,12 @@
-//! etcd's v3 API over gRPC, and the HTTP paths beside it on the same port.
+//! etcd's v3 API over gRPC, and the HTTP paths on the same port.
 //!
-//! A method validates its request, calls a handle, and converts the answer: consensus for what
-//! changes anything, a read barrier and the store for linearizable reads, the store alone for
-//! serializable ones. What this node does not serve yet answers gRPC `Unimplemented`.
+//! A method validates its request, calls a handle, and converts the answer:
+//!
+//! - A change goes through consensus.
+//! - A linearizable read uses a read barrier, then the store.
+//! - A serializable read uses the store alone.
+//!
+//! Unsupported methods return gRPC `Unimplemented`.
 
 mod access;
 mod apart;
@@ -70,46 +74,45 @@ use crate::mvcc::{CompactionProgress, Store, StoreFile};
 use crate::tls::{ClientListenerTls, PeerTls};
 use crate::transport::Transport;
 
-/// What gRPC adds to a request of the largest size.
+/// Bytes that a gRPC message may have in addition to a request of the largest size.
 const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
 
-/// Who answers.
+/// Identity of the answering member.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
-    /// The cluster.
     pub cluster_id: u64,
-    /// This member.
+    /// ID of this member.
     pub member_id: u64,
-    /// The etcd release that this node claims to be, as `3.6.0`.
+    /// Release of etcd that this node presents itself as, such as `3.6.0`.
     pub version: &'static str,
 }
 
-/// What requests may ask for.
+/// Limits and settings of the API.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    /// `--max-request-bytes`.
+    /// Maximum size of a request: `--max-request-bytes`.
     pub max_request_bytes: usize,
-    /// `--max-txn-ops`.
+    /// Maximum number of operations in a transaction: `--max-txn-ops`.
     pub max_txn_ops: usize,
-    /// `--election-timeout`: a stream that asked for a leader ends after three without one.
+    /// `--election-timeout`. A stream that requires a leader ends after three of these without one.
     pub election_timeout: Duration,
-    /// No lease is granted for less, in seconds.
+    /// Minimum TTL of a lease, in seconds. A smaller one is raised.
     pub min_lease_ttl: i64,
-    /// `--watch-progress-notify-interval`.
+    /// Interval of progress notifications: `--watch-progress-notify-interval`.
     pub watch_progress_interval: Duration,
-    /// `--compaction-sleep-interval`: between two pieces of a compaction.
+    /// Pause between two steps of a compaction: `--compaction-sleep-interval`.
     pub compaction_pause: Duration,
-    /// So long a client may take nothing of a snapshot.
+    /// Maximum time that a client may stall while it reads a snapshot.
     pub snapshot_patience: Duration,
-    /// `--quota-backend-bytes`.
+    /// Quota of the store's size: `--quota-backend-bytes`.
     pub quota: Quota,
-    /// From one comparison of the members' data to the next: `--corrupt-check-time`.
+    /// Interval of comparisons of the members' data: `--corrupt-check-time`.
     pub corrupt_check: Duration,
-    /// Compactions that nobody asks for.
+    /// Rule of automatic compactions.
     pub auto_compaction: AutoCompaction,
-    /// `--bcrypt-cost`.
+    /// Cost of password hashes: `--bcrypt-cost`.
     pub bcrypt_cost: u32,
-    /// `--auth-token-ttl`: so long after its last use a token proves nothing any more.
+    /// Time after its last use at which a simple token expires: `--auth-token-ttl`.
     pub auth_token_ttl: Duration,
 }
 
@@ -132,33 +135,33 @@ impl Default for Limits {
     }
 }
 
-/// Everything that the API is made of.
+/// Parts from which the API is built.
 pub(crate) struct Services {
-    /// Consensus.
+    /// Handle for proposals and read barriers.
     pub handle: Handle<Outcome>,
-    /// Reads.
+    /// Store for reads.
     pub store: Store,
-    /// Where that lies.
+    /// Location of the store's file.
     pub store_file: StoreFile,
-    /// Watches.
+    /// Hub where watch streams subscribe.
     pub hub: WatchHub,
-    /// Who answers.
+    /// Identity of the answering member.
     pub identity: Identity,
-    /// Names for requests.
+    /// Generator of request IDs.
     pub request_ids: RequestIds,
-    /// What requests may ask for.
+    /// Limits and settings of the API.
     pub limits: Limits,
-    /// The other members; `None` where there can be none.
+    /// Connections to the other members; `None` if there can't be any.
     pub peers: Option<Transport>,
-    /// How changes of members are judged.
+    /// Rules by which changes of members are judged.
     pub rules: Rules,
-    /// What signs tokens; `None`: they are simple ones.
+    /// Key that signs tokens; `None` if tokens are simple ones.
     pub signed_tokens: Option<Arc<Jwt>>,
-    /// What `/metrics` tells beside all that.
+    /// Further sources of metrics for `/metrics`.
     pub telemetry: Telemetry,
 }
 
-/// Bytes of gRPC messages, frames included, since the process began.
+/// Numbers of bytes in gRPC messages, with their frames, since the process began.
 #[derive(Debug, Default)]
 pub(crate) struct ClientBytes {
     pub received: AtomicU64,
@@ -168,18 +171,19 @@ pub(crate) struct ClientBytes {
 /// Sources of metrics that the API itself doesn't need.
 #[derive(Clone, Default)]
 pub(crate) struct Telemetry {
-    /// This member's certificate towards peers.
+    /// TLS settings for peers, with this member's certificate.
     pub peer_tls: Option<Arc<PeerTls>>,
-    /// This member's certificate towards clients.
+    /// TLS settings for clients, with this member's certificate.
     pub client_tls: Option<Arc<ClientListenerTls>>,
-    /// What gRPC clients sent and were sent.
+    /// Bytes received from gRPC clients and sent to them.
     pub client_bytes: Arc<ClientBytes>,
 }
 
-/// The gRPC services in one router, told apart by path, and what they share. Starts the tasks that
-/// they need on `tasks`; these end when `stop` is cancelled, and so do open watches.
+/// Makes a router for all gRPC services, distinguished by path, and the context that they share.
+/// Starts their background tasks on `tasks`. Cancelling `stop` ends these tasks and the open
+/// watches.
 ///
-/// Call it within a tokio runtime, once.
+/// Call it once, within a tokio runtime.
 pub(crate) fn router(
     services: Services,
     tasks: &TaskTracker,
@@ -248,12 +252,12 @@ pub(crate) fn router(
         .add_service(lock.max_decoding_message_size(max))
         .add_service(election.max_decoding_message_size(max))
         .add_service(health_service);
-    // Without a fallback of its own: a path that is no method answers as an HTTP server does.
+    // The router's fallback is removed, so that an unknown path is answered as an HTTP server does.
     let grpc = reflection::add(routes).prepare().into_axum_router().reset_fallback();
     (limit::layer(grpc, max), context)
 }
 
-/// What a message may take, if requests may take `max_request_bytes`.
+/// Returns the maximum size of a gRPC message if requests may have `max_request_bytes`.
 #[must_use]
 pub(crate) fn largest_message(max_request_bytes: usize) -> usize {
     max_request_bytes + GRPC_OVERHEAD_BYTES
@@ -284,8 +288,9 @@ fn spawn_tasks(
     until_stop(Box::pin(tell_health(context.clone(), health)));
 }
 
-/// gRPC health is SERVING from when this member first knows a leader: what etcd's supervisors and
-/// load balancers wait for. It ends while its data was found to be wrong.
+/// Sets gRPC's health status to SERVING once this member first knows a leader. etcd's supervisors
+/// and load balancers wait for that. The status is NOT_SERVING while this member's data is known to
+/// be corrupt.
 async fn tell_health(context: Arc<Context>, health: tonic_health::server::HealthReporter) {
     use tonic_health::ServingStatus;
     health.set_service_status("", ServingStatus::NotServing).await;
@@ -306,7 +311,7 @@ async fn tell_health(context: Arc<Context>, health: tonic_health::server::Health
     }
 }
 
-/// Takes away what compactions leave, piece by piece, so that writes go on meanwhile.
+/// Deletes what compactions make unreachable, in steps, so that writes continue meanwhile.
 async fn compact(store: Store, pause: Duration) {
     loop {
         let piece = store.clone();

@@ -1,5 +1,5 @@
-//! Passwords are hashed where that keeps nobody waiting but who said them: on threads that may block, so
-//! many at a time.
+//! Hashing of passwords, on threads that may block, a bounded number at a time. So it delays only
+//! the callers whose passwords are hashed.
 
 use std::sync::Arc;
 
@@ -11,24 +11,25 @@ use zeroize::Zeroizing;
 use super::apart::apart;
 use super::error::Error;
 
-/// Passwords that are hashed at a time: each takes a core for some 50 ms at etcd's cost of 10.
+/// Maximum number of passwords hashed at a time. Each takes a core for about 50 ms at etcd's cost
+/// of 10.
 const AT_ONCE: usize = 2;
-/// More that wait for it; the next one is refused.
+/// Maximum number of passwords that wait to be hashed. A further one is refused.
 const WAITING: usize = 64;
-/// What a password is compared with whose user there is not, so that it takes as long.
+/// Salt used if the user doesn't exist, so that the answer takes equally long.
 const NOBODYS_SALT: [u8; 16] = [0; 16];
-/// A longer password is refused where it is set: bcrypt reads no more of it.
+/// Maximum length of a password, since bcrypt ignores further bytes. A longer one can't be set.
 const MAX_PASSWORD_BYTES: usize = 72;
 
-/// Hashes passwords.
+/// Hashes and verifies passwords.
 pub(crate) struct Passwords {
-    /// `--bcrypt-cost`.
+    /// Cost of new hashes: `--bcrypt-cost`.
     cost: u32,
     line: Arc<Semaphore>,
     places: Arc<Semaphore>,
 }
 
-/// A place in the line, and then one at the work.
+/// Permits for one password: to be in the queue, and to be hashed.
 struct Turn {
     _line: OwnedSemaphorePermit,
     _place: OwnedSemaphorePermit,
@@ -40,7 +41,7 @@ impl Passwords {
         Self { cost, line, places: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
-    /// The hash to keep, as etcd writes it.
+    /// Returns the hash to store, in etcd's format.
     pub(super) async fn hash(&self, password: Zeroizing<String>) -> Result<String, Error> {
         if password.len() > MAX_PASSWORD_BYTES {
             return Err(Error::PasswordTooLong);
@@ -53,7 +54,7 @@ impl Passwords {
         hashed.await?.map_err(|error| failed(&error))
     }
 
-    /// Whether this is the password that `hash` was made of; without one, or of an empty one, it is not.
+    /// Whether `hash` is of this password. Returns false without a hash, or with an empty one.
     pub(super) async fn verify(
         &self,
         password: Zeroizing<String>,
@@ -63,7 +64,8 @@ impl Passwords {
         self.work(move || match hash.filter(|hash| !hash.is_empty()) {
             Some(hash) => {
                 let hash = std::str::from_utf8(&hash).unwrap_or_default();
-                // As etcd it looks at 72 bytes, and at no zero behind so many.
+                // As in etcd, only the first 72 bytes count; if there are that many, bcrypt adds no
+                // terminating zero.
                 bcrypt::verify(password.as_bytes(), hash).unwrap_or(false)
             }
             None => {
@@ -94,7 +96,7 @@ fn failed(error: &BcryptError) -> Error {
 mod tests {
     use super::*;
 
-    /// The lowest: tests need no more.
+    /// Lowest cost that bcrypt allows, to keep the tests fast.
     const COST: u32 = 4;
 
     fn password(text: &str) -> Zeroizing<String> {
@@ -117,7 +119,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_hash_that_etcd_made_is_known() {
-        // Of `golang.org/x/crypto/bcrypt`, with the password `r`.
+        // Made with `golang.org/x/crypto/bcrypt` from the password `r`.
         let etcds = "$2a$10$YNOWTowaZNX0FTrZtdwAFuZT8mJkX1hxAtV/QgIqXC7GN4rIfWMqm";
         let passwords = Passwords::new(COST);
         assert_eq!(passwords.verify(password("r"), Some(etcds.into())).await, Ok(true));

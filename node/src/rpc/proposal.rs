@@ -1,4 +1,4 @@
-//! What goes through consensus, and what comes back: each request with its own answer.
+//! Requests that are proposed to consensus, each with the type of its answer.
 
 use node_proto::command::Operation;
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
@@ -10,14 +10,15 @@ use node_proto::etcdserverpb::{
 
 use crate::apply::Response;
 
-/// A request that changes something.
+/// Request that changes something.
 pub(crate) trait Proposal {
-    /// What it is answered with.
+    /// Type of the answer to the request.
     type Answer: prost::Message;
 
     fn operation(self) -> Operation;
 
-    /// The answer within what apply says; `None` of another request's.
+    /// Extracts the answer from the result of apply. Returns `None` if the result is another
+    /// request's.
     fn answer(response: Response) -> Option<Self::Answer>;
 }
 

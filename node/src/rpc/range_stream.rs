@@ -1,12 +1,16 @@
-//! `RangeStream`: a range in parts, so that neither side holds all of it at a time.
+//! `RangeStream`: a range in parts, so that neither side has to hold all of it.
 //!
-//! All parts are of one revision, the newest at the begin if none is asked for. Each part has keys; the last
-//! one has what the answer as a whole says as well: header, count, whether there are more. A client that takes
-//! its time keeps nothing but its place: the next part is read from the store as it is then, and is refused if
-//! its revision was compacted meanwhile, or if who asks may no longer read there.
+//! All parts are of one revision, which is the newest at the start if the request names none. Each
+//! part has keys. The last one also has what describes the whole answer: header, count, and whether
+//! there are more.
 //!
-//! etcd also streams a range with a sort target other than the key and no sort order, which means ascending by
-//! that target. Such an answer is gathered and sorted as a whole, and then sent in parts.
+//! A slow client costs no memory but a position: each part is read from the store when it is
+//! wanted. It is refused if its revision was compacted meanwhile, or if the caller has lost the
+//! permission.
+//!
+//! etcd also streams a range with a sort target other than the key and no sort order, which means
+//! ascending by that target. Such an answer is gathered and sorted as a whole, and then sent in
+//! parts.
 
 use std::mem;
 use std::sync::Arc;
@@ -26,11 +30,11 @@ use super::metrics::Method;
 use crate::auth::Access;
 use crate::mvcc::{Gather, ReadError, Step, View};
 
-/// What a part is filled up to, of the largest request: it and one step more are below what clients take by
-/// default (4 MiB).
+/// Divisor of the maximum request size that gives the size of a part. A part and one more step stay
+/// below the 4 MiB that clients accept by default.
 const PART: usize = 2;
 
-/// Begins to answer `request`.
+/// Checks the request, and returns the stream of its parts.
 pub(super) async fn answer(
     context: Arc<Context>,
     request: Request<RangeRequest>,
@@ -40,7 +44,8 @@ pub(super) async fn answer(
     let mut held = Held::new(&request);
     let begun = begin(&context, &request, &mut held).await;
     let mut request = request.into_inner();
-    // Ascending by key is how they lie in the store: nothing has to be there as a whole to be sorted, or cut.
+    // The store has its keys in ascending order. Without a sort order, nothing has to be gathered
+    // as a whole to be sorted or cut.
     request.set_sort_order(SortOrder::None);
     let code = Code::Cancelled;
     let (gather, sorted) = (None, None);
@@ -80,8 +85,8 @@ async fn begin(
     Ok(context.barrier(asked.serializable).await?)
 }
 
-/// Parts come in the order of keys, each once: what is sorted or left out otherwise has to be looked at as a
-/// whole.
+/// Refuses requests with another order than that of keys, or with filters by revision. Parts are
+/// sent in key order, each once, and such requests would need the whole range first.
 fn check(request: &RangeRequest) -> Result<(), Error> {
     let by_key =
         request.sort_order() == SortOrder::Ascend && request.sort_target() == SortTarget::Key;
@@ -101,18 +106,18 @@ struct Parts {
     context: Arc<Context>,
     held: Held,
     request: RangeRequest,
-    /// How far it is; `None` before the begin.
+    /// State of the read; `None` before it begins.
     gather: Option<Gather>,
-    /// What is left to send of an answer that was sorted as a whole.
+    /// Unsent rest of an answer that was sorted as a whole.
     sorted: Option<RangeResponse>,
-    /// A part has been sent: the rest is of its revision, or is refused.
+    /// Whether a part was sent. The rest must then be of the same revision, or is refused.
     has_told: bool,
     began: Instant,
     code: Code,
 }
 
 impl Parts {
-    /// The next part, and whether it is the last.
+    /// Returns the next part, and whether it is the last.
     async fn next(&mut self) -> Result<(RangeResponse, bool), Error> {
         loop {
             if self.context.stop.is_cancelled() {
@@ -140,12 +145,12 @@ impl Parts {
         }
     }
 
-    /// How many bytes fill a part.
+    /// Returns the size in bytes at which a part is full.
     fn full(&self) -> usize {
         self.context.limits.max_request_bytes / PART
     }
 
-    /// Reads from `view` until a part is full; without an end if the answer has to be sorted.
+    /// Reads from `view` until a part is full. If the answer must be sorted, reads the whole range.
     async fn fill(
         &mut self,
         view: &View,
@@ -189,7 +194,8 @@ impl Parts {
     }
 }
 
-/// Takes the next part, of about `full` bytes, out of a sorted answer; and whether it is the last.
+/// Takes the next part, of about `full` bytes, from a sorted answer. Also returns whether it is the
+/// last.
 fn cut(sorted: &mut RangeResponse, full: usize) -> (RangeResponse, bool) {
     let mut bytes = 0;
     let fits = sorted.kvs.iter().take_while(|kv| {

@@ -1,10 +1,10 @@
-//! Changes of members: judged by the leader, put through consensus one at a time, told to whoever
-//! asked.
+//! Changes of members. The leader judges them, and they go through consensus one at a time.
 //!
-//! Any member takes a request and passes it on to the leader, since the leader alone knows how far
-//! each member is. There it is judged on the members as they are and proposed with the name of that
-//! configuration; if another change comes in between, it is judged again. A leader that is to be
-//! removed hands over first and lets its successor do it: a write waits for no election.
+//! Any member accepts a request and sends it on to the leader, which alone knows how far each
+//! member is. The leader judges it on the current configuration, and proposes it with that
+//! configuration's index. If another change comes in between, it is judged again. A leader that is
+//! to be removed first transfers its leadership, and its successor makes the change. So no write
+//! has to wait for an election.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,20 +26,21 @@ use crate::membership::{
     ChangeError, ChangeRequest, Judge, MemberChange, MemberTable, Objection, Refused, Ruling,
 };
 
-/// Between two looks for a leader, and between two tries to promote who asked for it.
+/// Time between two looks for a leader, and between two attempts to promote a learner.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const PROMOTE_AGAIN: Duration = Duration::from_millis(200);
-/// How long this member may take to show a change that the leader has made.
+/// Maximum time to wait until this member shows a change that the leader has made.
 const CATCH_UP: Duration = Duration::from_secs(1);
 
 impl Context {
-    /// Changes the members.
+    /// Makes a change of members, through whichever member leads.
     pub(super) async fn change_members(
         &self,
         asked: ChangeRequest,
     ) -> Result<ChangedMembers, Error> {
         let deadline = self.deadline();
-        // As in etcd, whoever is asked looks first; without a leader that is all there is to say.
+        // As in etcd, the member that gets the request checks it first. So it can be refused even
+        // without a leader.
         self.judge(|judge| judge.look(&asked)).map_err(|refused| refuse(&asked, refused))?;
         loop {
             let known = self.known_leader(deadline).await?;
@@ -62,12 +63,12 @@ impl Context {
         }
     }
 
-    /// As long as etcd lets a request take.
+    /// Returns the time at which a request that begins now times out, as in etcd.
     pub(super) fn deadline(&self) -> Instant {
         Instant::now() + Duration::from_secs(5) + self.limits.election_timeout * 2
     }
 
-    /// Who leads; waits for somebody to.
+    /// Returns the leader's ID. Waits until there is a leader.
     pub(super) async fn known_leader(&self, deadline: Instant) -> Result<u64, Error> {
         let mut leader = self.leader.clone();
         let known = async { leader.wait_for(|leader| *leader != 0).await.map(|leader| *leader) };
@@ -75,8 +76,8 @@ impl Context {
         known.map_err(|_| Error::Stopped)
     }
 
-    /// Waits until `known` leads no longer, as far as this member has heard; not for long, since it is
-    /// who was asked that may not have heard yet that it leads.
+    /// Waits until this member knows that `known` no longer leads. The wait is short: perhaps
+    /// `known` leads, and has not learned it yet.
     async fn another_leader(&self, known: u64) {
         let mut leader = self.leader.clone();
         let _ = timeout(LOOK_AGAIN, leader.wait_for(|leader| *leader != known)).await;
@@ -86,15 +87,15 @@ impl Context {
         Arc::clone(&self.members.borrow())
     }
 
-    /// Waits until a list of members that is asked for here next shows the change; not for ever,
-    /// since a member that was removed may never hear of it.
+    /// Waits until this member's own member list has the change. The time is limited, since a
+    /// removed member may never receive it.
     async fn show(&self, at: u64) {
         let mut members = self.members.clone();
         let shown = members.wait_for(|table| table.changed() >= at);
         let _ = timeout(CATCH_UP, shown).await;
     }
 
-    /// Asks the leader to make the change.
+    /// Sends the change to the leader and waits for the answer.
     async fn pass_on(
         &self,
         leader: MemberId,
@@ -107,7 +108,7 @@ impl Context {
         let answer = match answer.map_err(|_| Error::Timeout)? {
             Ok(answer) => answer,
             Err(error) => {
-                // It may have been made: whoever asked has to look.
+                // The change may have been made, so the client has to read the member list.
                 tracing::warn!(%error, leader.id = %leader, "the leader did not answer a change of members");
                 return Err(Error::TimeoutConnectionLost);
             }
@@ -119,7 +120,7 @@ impl Context {
         Err(Error::passed_on(&answer.refused, answer.changed).unwrap_or(Error::Unhealthy))
     }
 
-    /// What a member that passes a change on is answered.
+    /// Answers a change that another member has sent to this one as the leader.
     pub(super) async fn answer_change(&self, request: Bytes) -> Option<Bytes> {
         let asked = command::MemberChange::decode(request).ok()?;
         let asked = ChangeRequest::try_from(asked).ok()?;
@@ -136,7 +137,8 @@ impl Context {
         Some(answer.encode_to_vec().into())
     }
 
-    /// Makes a change as the leader; `NotLeader` if this member is none, or has handed over.
+    /// Makes a change as the leader. Returns `NotLeader` if this member isn't the leader, or has
+    /// transferred its leadership.
     async fn lead_change(
         &self,
         asked: &ChangeRequest,
@@ -149,7 +151,8 @@ impl Context {
                 Ruling::Propose(entry) => entry,
                 Ruling::HandOver => {
                     self.handle.hand_over().await;
-                    // Where nobody could take over, nobody would lead without this member.
+                    // If no other member could take over, there would be no leader without this
+                    // one.
                     return Err(if self.leads() { Error::Unhealthy } else { Error::NotLeader });
                 }
             };
@@ -178,8 +181,9 @@ impl Context {
         *self.leader.borrow() == self.identity.member_id
     }
 
-    /// What this member does with a change as the leader. It waits while other members may be about to hear of
-    /// the last change, and for an election time-out while a learner may be about to answer a heartbeat.
+    /// Returns what to do with a change, as the leader. Waits while other members may soon learn of
+    /// the last change. Waits up to an election timeout while a learner may soon answer a
+    /// heartbeat.
     async fn ruling(&self, asked: &ChangeRequest, deadline: Instant) -> Result<Ruling, Error> {
         let mut status = self.status.clone();
         let answered_by = deadline.min(Instant::now() + self.limits.election_timeout);
@@ -194,14 +198,14 @@ impl Context {
             if Instant::now() >= until {
                 return ruling.map_err(|refused| refuse(asked, refused));
             }
-            // Each round of consensus may be the one that brings the answer.
+            // Any change of the consensus status may bring the missing answer.
             if let Ok(Err(_)) = timeout_at(until, status.changed()).await {
                 return Err(Error::Stopped);
             }
         }
     }
 
-    /// What this member says, by all that it knows now.
+    /// Calls `says` with a judge that has everything this member knows now.
     fn judge<T>(&self, says: impl FnOnce(&Judge<'_>) -> T) -> T {
         let connected: BTreeMap<MemberId, Duration> = match &self.peers {
             Some(peers) => {
@@ -231,8 +235,8 @@ fn refuse(asked: &ChangeRequest, refused: Refused) -> Error {
     refused.into()
 }
 
-/// Promotes whoever was asked for as a voter and had to begin as a learner, as soon as it is ready,
-/// for as long as this member leads.
+/// Promotes members that were added as voters and had to begin as learners, as soon as each is
+/// ready. Works while this member leads.
 pub(super) async fn promote_when_ready(context: Arc<Context>) {
     let mut members = context.members.clone();
     let mut leader = context.leader.clone();

@@ -1,12 +1,12 @@
-//! gRPC server reflection, so that `grpcurl` and its like need no files: what the API's services and messages
-//! are, and nothing of what members say to each other. etcd has none.
+//! gRPC server reflection, so that `grpcurl` and similar tools need no `.proto` files. It describes
+//! the API's services and messages, not the protocol between members. etcd has no reflection.
 
 use tonic::service::Routes;
 use tonic_reflection::server::Builder;
 
 const BUILT: &str = "what the descriptors say was built with this";
 
-/// Adds both versions of the service; whoever reaches the port may ask.
+/// Adds both versions of the reflection service. They need no permission.
 pub(super) fn add(routes: Routes) -> Routes {
     let told = || {
         Builder::configure()

@@ -1,9 +1,11 @@
-//! `Maintenance.Snapshot`: the store as etcd's file, piece by piece.
+//! `Maintenance.Snapshot`: the store as an etcd file, sent in chunks.
 //!
-//! A thread writes the file straight into the stream, from a store that it froze: nothing is copied to
-//! the disk, and writes go on. What a frozen store costs is space, since pages that are freed meanwhile
-//! can't be used again; so there are only so many at a time, a client that takes nothing is left, and
-//! none goes on for ever.
+//! A thread writes the file straight into the stream, from a frozen view of the store. Nothing is
+//! copied to the disk, and writes continue.
+//!
+//! A frozen view costs disk space, since pages that are freed meanwhile can't be reused. So the
+//! number of snapshots at a time is bounded, a client that stalls is disconnected, and the total
+//! time is limited.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,23 +26,23 @@ use super::error::Error;
 use super::metrics::Method;
 use crate::etcd_file::{Export, ExportError};
 
-/// Snapshots at a time; the next one is refused.
+/// Maximum number of snapshots at a time. A further one is refused.
 const AT_ONCE: usize = 2;
 /// Bytes of the file in one response, as in etcd.
 const CHUNK_BYTES: usize = 32 * 1024;
-/// Responses that wait for the client; the file is written no further meanwhile.
+/// Maximum number of responses that wait for the client. No more of the file is written meanwhile.
 const CHUNKS_WAITING: usize = 8;
-/// So long the whole may take.
+/// Maximum time for a whole snapshot.
 const PATIENCE: Duration = Duration::from_secs(60 * 60);
 
 pub(super) type Chunks = BoxStream<'static, Result<SnapshotResponse, Status>>;
 
-/// The places for snapshots.
+/// Makes the permits for snapshots.
 pub(super) fn places() -> Arc<Semaphore> {
     Arc::new(Semaphore::new(AT_ONCE))
 }
 
-/// A snapshot of the store as it is now, if there is a place for one.
+/// Starts to send a snapshot of the current store. Refused if too many are being sent.
 pub(super) fn send(context: Arc<Context>, places: &Arc<Semaphore>) -> Result<Chunks, Error> {
     let place = places.clone().try_acquire_owned().map_err(|_| Error::TooManyRequests)?;
     let (sender, chunks) = mpsc::channel(CHUNKS_WAITING);
@@ -55,14 +57,15 @@ pub(super) fn send(context: Arc<Context>, places: &Arc<Semaphore>) -> Result<Chu
     };
     let ended = Arc::clone(&end);
     tokio::task::spawn_blocking(move || {
-        // It says how it ended before the client can find that there is no more.
+        // `run` records the result before the sender is dropped. So the client can't see the end
+        // without it.
         let Client { sender, .. } = run(&context, client, place, &ended);
         drop(sender);
     });
     Ok(answer(chunks, end).boxed())
 }
 
-/// What a client is sent: a file that was cut short never ends as a whole one does.
+/// Returns the stream for the client. A truncated file never ends with the status OK.
 fn answer(
     chunks: mpsc::Receiver<SnapshotResponse>,
     end: Arc<OnceLock<Result<(), Status>>>,
@@ -96,7 +99,7 @@ fn run(
         Ok(()) => None,
         Err(ExportError::Store(error)) => Some(Error::from(error)),
         Err(ExportError::Unwanted | ExportError::Write(WriteError::Io(_))) => {
-            // Only the stream can fail: because somebody ended it, or because nobody takes anything.
+            // Only the stream can fail: it was ended, or the client stalled.
             Some(out.client.gone().unwrap_or(Error::Timeout))
         }
         Err(ExportError::Write(error)) => {
@@ -109,7 +112,7 @@ fn run(
     let sent = out.client.sent.load(Ordering::Relaxed);
     context.metrics.calls(Method::Snapshot).count_out(sent);
     if out.client.sender.is_closed() {
-        // The client has left.
+        // Dropping the guard counts the call as cancelled, since the client has left.
         drop(call);
     } else {
         call.end(result.as_ref().err());
@@ -118,7 +121,7 @@ fn run(
     out.client
 }
 
-/// Who takes what is sent.
+/// Connection to the client that receives a snapshot.
 struct Client {
     runtime: Handle,
     sender: mpsc::Sender<SnapshotResponse>,
@@ -129,12 +132,12 @@ struct Client {
 }
 
 impl Client {
-    /// Whether it is worth going on.
+    /// Whether the client is connected and nothing else ends the snapshot.
     fn is_there(&self) -> bool {
         !self.sender.is_closed() && self.gone().is_none()
     }
 
-    /// Why it is not, but for the client.
+    /// Returns the reason to end the snapshot, other than that the client has left.
     fn gone(&self) -> Option<Error> {
         if self.stop.is_cancelled() {
             return Some(Error::Stopped);
@@ -157,10 +160,10 @@ impl Client {
     }
 }
 
-/// The file, cut into responses.
+/// Writer that cuts the file into responses.
 struct Out {
     client: Client,
-    /// Bytes of the file that are still to come.
+    /// Number of bytes of the file that are not written yet.
     left: u64,
     version: &'static str,
     chunk: BytesMut,
@@ -179,7 +182,7 @@ impl Out {
 impl Write for Out {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let room = CHUNK_BYTES - self.chunk.len();
-        // The hash behind the file has a response of its own.
+        // The hash after the file is sent in a response of its own.
         let of_file = usize::try_from(self.left).unwrap_or(usize::MAX);
         let most = if of_file == 0 { room } else { room.min(of_file) };
         let taken = bytes.len().min(most);

@@ -1,20 +1,22 @@
-//! Room for what clients write, and the NOSPACE alarm, which says that there is none: while any
-//! member's is raised, every member refuses what makes the data grow, as each of them applies the
-//! log. Deletions, compactions and defragmentations go on, and `etcdctl alarm list` shows whose it is.
+//! Limits on space, and the NOSPACE alarm.
 //!
-//! This member raises its own, by proposing it, for two reasons:
+//! While any member's NOSPACE alarm is active, every member refuses requests that would make the
+//! data grow. They do so where they apply the log. Deletions, compactions and defragmentations
+//! continue. `etcdctl alarm list` shows whose alarm it is.
 //!
-//! - **The quota**, `--quota-backend-bytes`. What counts is what the store holds: the bytes of all
-//!   revisions' keys and values and what belongs to them ([`Store::record_bytes`]; `dbSizeInUse` in the
-//!   status), the same on every member. The file's length, which etcd counts, says here how the file
-//!   grew, by doubling, and when it was last defragmented. The member whose client asks for
-//!   more refuses it and raises the alarm. An operator lowers it (`etcdctl alarm disarm`), once a
-//!   compaction has made room.
-//! - **The disk.** Each member refuses its own clients while its disk is short of space. What other
-//!   members' clients write goes to the leader, though, and must not fill its disk up. So a leader that
-//!   runs short hands over to a peer, once; if it finds itself leading again, because nobody else can
-//!   or all disks are short, it raises the alarm. That is lowered again by who raised it when there is
-//!   space, unless the quota has claimed it meanwhile.
+//! A member raises its own alarm, by proposing it, for two reasons:
+//!
+//! - **The quota**, `--quota-backend-bytes`. It limits the size of the store's contents: the bytes
+//!   of all revisions' keys, values and metadata ([`Store::record_bytes`]; `dbSizeInUse` in the
+//!   status). This size is the same on every member. etcd counts the file's length instead. Here
+//!   that depends on how the file grew, by doubling, and on the last defragmentation. The member
+//!   whose client exceeds the quota refuses the request and raises the alarm. After a compaction
+//!   has made room, an operator disarms it (`etcdctl alarm disarm`).
+//! - **The disk.** Each member refuses its own clients' writes while its disk is short of space.
+//!   But writes of other members' clients go to the leader, and must not fill its disk. So a leader
+//!   that runs short transfers its leadership, once. It may find itself leading again, because no
+//!   other member can lead or all disks are short. Then it raises the alarm. The same member lowers
+//!   it when there is space again, unless the quota has become a reason for it meanwhile.
 //!
 //! [`Store::record_bytes`]: crate::mvcc::Store::record_bytes
 
@@ -29,37 +31,38 @@ use super::Context;
 use super::context::Held;
 use super::error::Error;
 
-/// After the alarm could not be raised or lowered.
+/// Wait before another attempt to raise or lower the alarm.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// `--quota-backend-bytes`, as it was given.
+/// Value of `--quota-backend-bytes` as given; 0 means the default, and a negative value no quota.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Quota(pub(crate) i64);
 
 impl Quota {
-    /// etcd's, for 0 (server/storage/quota.go).
+    /// etcd's default in bytes, used for 0 (server/storage/quota.go).
     const DEFAULT: i64 = 2 << 30;
 
-    /// As the status shows it, bytes; negative: there is none.
+    /// Returns the quota in bytes for the status; negative if there is none.
     pub(crate) fn told(self) -> i64 {
         if self.0 == 0 { Self::DEFAULT } else { self.0 }
     }
 
-    /// Whether a store that holds so many bytes has room for so many more.
+    /// Whether a store of `held` bytes has room for `more` bytes.
     pub(super) fn has_room(self, held: u64, more: usize) -> bool {
         u64::try_from(self.told()).map_or(true, |quota| held.saturating_add(more as u64) <= quota)
     }
 }
 
-/// Whether the quota is a reason for this member's alarm.
+/// Whether the quota is a reason for this member's NOSPACE alarm.
 #[derive(Debug, Default)]
 pub(crate) struct Claim {
     by_quota: AtomicBool,
-    /// Held by the one request that raises the alarm; whoever comes meanwhile finds it raised.
+    /// Lock held by the request that raises the alarm. Requests that wait for it find the alarm
+    /// raised.
     raising: tokio::sync::Mutex<()>,
 }
 
-/// Raises the alarm for a request that the quota has no room for, and returns once it stands.
+/// Raises the NOSPACE alarm for a request that exceeds the quota, and returns once it is active.
 pub(super) async fn over_quota(context: &Context) {
     context.claim.by_quota.store(true, Ordering::Relaxed);
     let _one = context.claim.raising.lock().await;
@@ -72,7 +75,7 @@ pub(super) async fn over_quota(context: &Context) {
         "message exceeded backend quota; raising alarm: compact, then disarm it"
     );
     if let Err(error) = set(context, AlarmAction::Activate).await {
-        // The next request that has no room tries again.
+        // The next request that exceeds the quota tries again.
         tracing::warn!(error = %error.text(), "cannot raise the alarm yet");
     }
 }
@@ -83,19 +86,19 @@ fn is_raised(context: &Context) -> bool {
     view.alarms().iter().any(|a| a.member_id == own && a.alarm() == AlarmType::Nospace)
 }
 
-/// What this member has done about its disk so far.
+/// What this member has done so far about the lack of space on its disk.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
     handed_over: bool,
     raised: bool,
 }
 
-/// What is to be done now.
+/// Next action about the lack of space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     HandOver,
     Alarm(AlarmAction),
-    /// The alarm stays, for the quota's sake.
+    /// Leave the alarm raised, since the quota is a reason for it.
     Leave,
     Nothing,
 }
@@ -127,7 +130,7 @@ pub(super) async fn guard(context: Arc<Context>) {
             }
             Next::Alarm(action) => {
                 if action == AlarmAction::Activate && !is_raised(&context) {
-                    // What the quota had raised before has been disarmed since.
+                    // An earlier alarm for the quota was disarmed since.
                     by_quota.store(false, Ordering::Relaxed);
                 }
                 match set(&context, action).await {

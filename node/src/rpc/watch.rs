@@ -1,8 +1,8 @@
-//! Watch: many watches on one stream.
+//! The Watch service: many watches on one stream.
 //!
-//! The service is written by hand, and not generated, for its codec alone. A stream is no task of
-//! its own: it works when the connection asks it for the next response, so that a client that does
-//! not read costs nothing.
+//! The service is written by hand instead of generated because of its codec. A stream is not a task
+//! of its own. It only works when the connection wants the next response, so a client that doesn't
+//! read costs no work.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -33,18 +33,18 @@ use crate::mvcc::KeyRange;
 use crate::mvcc::watch::{Notice, Picked, Subscriber, WatchSpec};
 use crate::shares::{Account, Charge, Part};
 
-/// The id in a response that is about no watch.
+/// Watch ID in a response that belongs to no watch.
 const NO_WATCH: i64 = -1;
-/// A stream that asked for a leader waits so many election time-outs for one.
+/// Number of election timeouts that a stream which requires a leader waits for one.
 const LEADERLESS_ELECTIONS: u32 = 3;
 
-/// Watches of one stream.
+/// Maximum number of watches of one stream.
 const MAX_WATCHES: usize = 100_000;
-/// Bytes of their keys.
+/// Maximum total length of the keys of a stream's watches, in bytes.
 const MAX_KEY_BYTES: usize = 16 << 20;
-/// What a watch keeps besides its keys, about: here, at its subscriber and in the hub.
+/// Approximate memory of a watch besides its keys: here, at its subscriber and in the hub.
 const WATCH_BYTES: usize = 768;
-/// What watches may fill of their connection's account, which its answers need as well.
+/// Part of the connection's account that watches may use. Answers need the rest.
 const WATCHES_PART: Part = Part(4);
 
 const DUPLICATE_ID: &str = "mvcc: duplicate watch ID provided on the WatchStream";
@@ -63,7 +63,7 @@ impl WatchService {
     }
 }
 
-/// The only method, and the only one whose requests are streams.
+/// Path of the service's only method, whose requests are a stream.
 pub(crate) const PATH: &str = "/etcdserverpb.Watch/Watch";
 
 impl NamedService for WatchService {
@@ -142,17 +142,17 @@ impl StreamingService<WatchRequest> for WatchService {
     }
 }
 
-/// Why a stream is over.
+/// Reason why a stream ends.
 enum End {
-    /// The client left: there is nobody to tell.
+    /// The client has left, so no status is sent.
     Client,
-    /// What it sent can't be read, or has no room.
+    /// The client's data can't be read, or is too large.
     Broken(Status),
     Refused(Error),
 }
 
 impl End {
-    /// What became of the requests.
+    /// Returns the reason for an error of the client's half of the stream.
     fn of(status: Status, max_request: usize) -> Self {
         match limit::reworded(status, max_request) {
             told if matches!(told.code(), Code::ResourceExhausted | Code::Internal) => {
@@ -169,7 +169,7 @@ impl From<Error> for End {
     }
 }
 
-/// How a watch wants its events.
+/// A watch's options for its responses, and the length of its keys.
 #[derive(Clone, Copy)]
 struct Shape {
     previous: bool,
@@ -180,11 +180,11 @@ struct Shape {
 struct WatchStream {
     context: Arc<Context>,
     who: Who,
-    /// `None` once the client has said that it asks for no more.
+    /// Stream of requests; `None` once the client has closed its half.
     requests: Option<Streaming<WatchRequest>>,
     subscriber: Subscriber,
     shapes: BTreeMap<i64, Shape>,
-    /// What all of them keep.
+    /// Charge for the memory of all watches.
     kept: Charge,
     next_id: i64,
     refused: Refused,
@@ -229,7 +229,7 @@ impl WatchStream {
         }
     }
 
-    /// The next response.
+    /// Returns the next response, or the reason why the stream ends.
     async fn next(&mut self) -> Result<Frame, End> {
         loop {
             if let Some(frame) = self.ready.pop_front() {
@@ -244,7 +244,7 @@ impl WatchStream {
                         self.obey(request).await;
                     }
                     Ok(None) => self.requests = None,
-                    // As many bytes as a response may have.
+                    // Requests have the same maximum size as responses.
                     Err(status) => return Err(End::of(status, self.max_response)),
                 },
                 notice = self.subscriber.next() => {
@@ -282,7 +282,7 @@ impl WatchStream {
         }
     }
 
-    /// Ends a watch and says so; one that isn't there is passed over in silence.
+    /// Cancels a watch and responds. As in etcd, cancelling an unknown watch has no response.
     async fn cancel(&mut self, watch_id: i64) {
         if self.subscriber.remove(watch_id).await {
             self.forget(watch_id);
@@ -300,7 +300,7 @@ impl WatchStream {
 
     async fn create(&mut self, mut request: WatchCreateRequest) {
         if request.key.is_empty() {
-            // The smallest key there is.
+            // An empty key means the smallest possible key, as in etcd.
             request.key = Bytes::from_static(b"\0");
         }
         let range = KeyRange::new(request.key.clone(), request.range_end.clone());
@@ -311,7 +311,7 @@ impl WatchStream {
         let refused = if request.start_revision < 0 {
             Some(COMPACTED.into())
         } else if let Err(refused) = may_watch(&self.context, &self.who, &request).await {
-            // As Go shows an error of gRPC: so etcd says it.
+            // etcd sends this error in the format in which Go prints a gRPC error.
             Some(format!("rpc error: code = {:?} desc = {}", refused.code(), refused.text()).into())
         } else if range.is_empty() {
             Some(EMPTY_RANGE.into())
@@ -344,7 +344,7 @@ impl WatchStream {
         self.push(WatchResponse { created: true, ..self.head(watch_id, revision) });
     }
 
-    /// The client's id, or the next one that is free.
+    /// Returns the client's ID, or the next free one if it wants none.
     fn choose_id(&mut self, wanted: i64) -> i64 {
         if wanted != 0 {
             return wanted;
@@ -362,7 +362,7 @@ impl WatchStream {
                 self.tell_events(watch_id, &picked, held);
             }
             Notice::Compacted { watch_id, compact_revision } => {
-                // It counts until the client cancels it: its id is taken until then.
+                // The watch's ID stays in use until the client cancels the watch.
                 let head = self.head(watch_id, 0);
                 self.push(WatchResponse { canceled: true, compact_revision, ..head });
             }
@@ -408,7 +408,7 @@ impl Drop for WatchStream {
     }
 }
 
-/// How to cut a response of too many bytes: each part below `max`, or of a single event.
+/// Splits a response that is too large. Each part is below `max` bytes, or has a single event.
 fn fragments(head: usize, sizes: &[usize], max: usize) -> Vec<std::ops::Range<usize>> {
     let mut parts = Vec::new();
     let (mut start, mut bytes) = (0, head);
@@ -424,7 +424,7 @@ fn fragments(head: usize, sizes: &[usize], max: usize) -> Vec<std::ops::Range<us
     parts
 }
 
-/// What comes of a watch that was allowed once goes on coming, as in etcd.
+/// Checks the permission to watch. As in etcd, it is checked only when the watch is created.
 async fn may_watch(
     context: &Context,
     who: &Who,
@@ -438,16 +438,16 @@ async fn next_request(
 ) -> Result<Option<WatchRequest>, Status> {
     match requests {
         Some(requests) => requests.message().await,
-        // Half closed: the watches go on.
+        // The client has closed its half of the stream, but its watches continue.
         None => std::future::pending().await,
     }
 }
 
-/// Why a stream can't go on.
+/// Future that completes with the reason why a stream can't continue.
 pub(super) type Refused = Pin<Box<dyn Future<Output = Error> + Send>>;
 
-/// Returns once a stream that asked for a leader has had none for too long, or this member's data was
-/// found to be wrong.
+/// Completes once a stream that requires a leader has had none for too long, or once this member's
+/// data is known to be corrupt.
 pub(super) fn until_refused(context: &Context, needs_leader: bool) -> Refused {
     let patience = context.limits.election_timeout * LEADERLESS_ELECTIONS;
     let (leader, mut alarms) = (context.leader.clone(), context.alarms.clone());
@@ -461,7 +461,7 @@ pub(super) fn until_refused(context: &Context, needs_leader: bool) -> Refused {
     };
     let found_corrupt = async move {
         if alarms.wait_for(|alarms| is_marked(alarms, own)).await.is_err() {
-            // The store is gone: the node is stopping.
+            // The store was dropped, since the node is stopping.
             std::future::pending::<()>().await;
         }
     };
@@ -473,7 +473,7 @@ pub(super) fn until_refused(context: &Context, needs_leader: bool) -> Refused {
     })
 }
 
-/// Returns once there has been no leader for as long as `patience`.
+/// Returns once there has been no leader for `patience` without interruption.
 pub(super) async fn leader_is_lost(
     mut leader: tokio::sync::watch::Receiver<u64>,
     patience: Duration,
