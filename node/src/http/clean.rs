@@ -1,10 +1,11 @@
-//! Paths with empty segments or dots: redirected to the path that is meant, as Go's `ServeMux` does.
+//! Redirects for paths with empty segments or dots, as Go's `ServeMux` does.
 
 use axum::http::header::LOCATION;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 
-/// A redirect to the clean path of `uri`, if that is another one. A client repeats its method and body.
+/// Returns a redirect to the clean path of `uri`, if its path isn't clean. With this status, a
+/// client repeats its method and body.
 pub(super) fn redirect(uri: &Uri) -> Option<Response> {
     let path = clean(uri.path());
     if path == uri.path() {
@@ -17,7 +18,7 @@ pub(super) fn redirect(uri: &Uri) -> Option<Response> {
     Some((StatusCode::TEMPORARY_REDIRECT, [(LOCATION, target)]).into_response())
 }
 
-/// `path` without empty segments and `.`, and each `..` taken together with the segment before it.
+/// Returns `path` without empty segments and `.`. Each `..` removes the segment before it.
 fn clean(path: &str) -> String {
     let mut segments: Vec<&str> = Vec::new();
     for segment in path.split('/') {

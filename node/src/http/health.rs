@@ -1,4 +1,4 @@
-//! Health: the old single path, and the checks that orchestrators ask for one by one
+//! Health checks: the older path `/health`, and the separate checks for orchestrators
 //! (server/etcdserver/api/etcdhttp/health.go in etcd).
 
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ const TEXT: [(axum::http::HeaderName, &str); 2] = [
     (axum::http::header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
 ];
 
-/// A query's values by name: `exclude` may come more than once.
+/// Values of a query by name. A name such as `exclude` may be repeated.
 struct Query(HashMap<String, Vec<String>>);
 
 impl Query {
@@ -45,7 +45,7 @@ impl Query {
     }
 }
 
-/// Reads a key that need not be there: shows that reads work.
+/// Reads a key, which needn't exist, to check that reads work.
 async fn read(context: &Context, serializable: bool) -> Result<(), Error> {
     context.barrier(serializable).await?;
     let request =
@@ -54,10 +54,11 @@ async fn read(context: &Context, serializable: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Peers that are named where a check fails; the others are counted.
+/// Maximum number of peers named in a failed check. The others are only counted.
 const NAMED_PEERS: usize = 5;
 
-/// Which members this one has no stream to, for the reason of a failed check; empty if there is none.
+/// Lists the members to which this one has no stream, as part of a failed check's text. Empty if
+/// there are none.
 fn unconnected_peers(context: &Context) -> String {
     let Some(transport) = &context.peers else { return String::new() };
     let (connected, table) = (transport.connected(), context.members.borrow().clone());
@@ -81,8 +82,8 @@ fn unconnected_peers(context: &Context) -> String {
     format!("; no stream to {}{more}", named.join(", "))
 }
 
-/// A CORRUPT alarm that is about another member's data: this one goes on serving, and must not be taken
-/// out as well.
+/// Whether the alarm is a CORRUPT alarm about another member's data. This member then stays
+/// healthy, so that it isn't taken out of service as well.
 fn is_of_another(alarm: &AlarmMember, context: &Context) -> bool {
     alarm.alarm() == AlarmType::Corrupt
         && ![0, context.identity.member_id].contains(&alarm.member_id)
@@ -126,7 +127,7 @@ pub(super) async fn health(
     }
 }
 
-/// One thing that can be asked for by name.
+/// A single check that can be requested by name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Check {
     DataCorruption,
@@ -174,7 +175,7 @@ impl Check {
     }
 }
 
-/// Runs `checks` and answers as etcd does: a line for each if asked to, or if one fails.
+/// Runs `checks` and answers as etcd does. Lists each check if that is requested, or if one fails.
 async fn answer(
     context: &Context,
     checks: &[Check],
@@ -212,7 +213,7 @@ async fn all(context: &Context, checks: &[Check], query: &Query) -> Response {
 
 async fn single(context: &Context, checks: &[Check], name: &str, query: &Query) -> Response {
     match checks.iter().find(|check| check.name() == name) {
-        // Whoever asks for one check wants it, whatever else is in the query.
+        // A check requested by its own path is run even if the query excludes it.
         Some(check) => answer(context, &[*check], &[], query.has("verbose")).await,
         None => (StatusCode::NOT_FOUND, TEXT, "404 page not found\n").into_response(),
     }

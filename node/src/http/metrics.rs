@@ -1,4 +1,5 @@
-//! `/metrics`: gathered when asked for, under etcd's names where they mean the same.
+//! The `/metrics` page. Values are collected at each request, under etcd's names where they mean
+//! the same.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,7 +62,7 @@ impl Out<'_> {
         histogram(&mut out, durations)
     }
 
-    /// One gauge with labels: the value is 1, what it says stands in the labels.
+    /// Writes a gauge with the value 1, whose information is in its labels.
     fn fact(&mut self, name: &str, help: &str, labels: &[(&str, &str)]) -> std::fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)
@@ -79,7 +80,7 @@ fn histogram(out: &mut MetricEncoder<'_>, durations: &Durations) -> std::fmt::Re
     out.encode_histogram::<NoLabelSet>(durations.sum().as_secs_f64(), count, &buckets, None)
 }
 
-/// The metric types have gauges of `i64` only.
+/// Converts a value for the metrics library, whose integer gauges are `i64`.
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
@@ -328,7 +329,8 @@ impl Scrape {
             "Time that the sync of a peer's whole state took",
             &metrics.snapshot_syncs,
         )?;
-        // Of etcd's first API, which is not here: for whoever reads them, and always 0, as in etcd 3.7.
+        // Metrics of etcd's first API, which doesn't exist here. They exist for dashboards, and are
+        // always 0, as in etcd 3.7.
         out.counter("etcd_debugging_store_expires", "Expired keys of API v2: none", 0)?;
         out.counter("etcd_debugging_store_watch_requests", "Watches of API v2: none", 0)?;
         out.gauge("etcd_debugging_store_watchers", "Active watchers of API v2: none", 0)

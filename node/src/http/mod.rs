@@ -1,4 +1,4 @@
-//! The HTTP paths on the client port: version, health, metrics.
+//! HTTP paths on the client port: version, health, metrics.
 
 mod authority;
 mod browsers;
@@ -25,7 +25,7 @@ use crate::config::CLUSTER_VERSION;
 use crate::gateway;
 use crate::rpc::Context;
 
-/// What answers on client ports, told apart by path.
+/// Routers for the client ports, which dispatch by path.
 pub(crate) struct Routes {
     calls: Router,
     pages: Router,
@@ -33,8 +33,8 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    /// Of the methods, of the JSON gateway to them, if it is served, whose requests are up to so many bytes,
-    /// and of what is in here.
+    /// Combines the gRPC methods, this module's pages and the JSON gateway. `gateway` is the
+    /// gateway's maximum request size in bytes; `None` means that it isn't served.
     pub(crate) fn new(
         grpc: Router,
         context: Arc<Context>,
@@ -46,23 +46,23 @@ impl Routes {
         if let Some(largest_request) = gateway {
             pages = pages.merge(gateway::router(grpc, largest_request));
         }
-        // Also what is not found: that a page may not read.
+        // The fallback is included, since a page of another origin may not read "not found" either.
         let pages = browsers.told(pages.fallback(not_found));
         Self { calls, pages, browsers }
     }
 
-    /// gRPC and nothing else.
+    /// Returns a router with the gRPC methods alone.
     pub(crate) fn calls(&self) -> Router {
         self.calls.clone().fallback(not_found)
     }
 
-    /// Everything but gRPC, with TLS or without.
+    /// Returns a router with everything except gRPC, for a port with or without TLS.
     pub(crate) fn pages(&self, https: bool) -> Router {
         let pages = self.pages.clone();
         if https { pages } else { self.browsers.named(pages) }
     }
 
-    /// Both.
+    /// Returns a router with the gRPC methods and all pages.
     pub(crate) fn all(&self, https: bool) -> Router {
         self.calls.clone().merge(self.pages(https))
     }
@@ -80,7 +80,7 @@ fn router(context: Arc<Context>) -> Router {
         .with_state(context)
 }
 
-/// GET, and not HEAD either: as etcd has it, whose load balancers are told to GET.
+/// Restricts a page to GET, without HEAD, as in etcd. Load balancers must use GET there.
 fn only(get: MethodRouter<Arc<Context>>) -> MethodRouter<Arc<Context>> {
     get.head(not_allowed).fallback(not_allowed)
 }
@@ -91,7 +91,7 @@ async fn not_allowed() -> Response {
     (StatusCode::METHOD_NOT_ALLOWED, headers, "Method Not Allowed\n").into_response()
 }
 
-/// A path that is neither a gRPC method nor one of these.
+/// Answers a path that is neither a gRPC method nor a page.
 async fn not_found(request: Request) -> Response {
     if is_grpc(request.headers()) {
         let path = request.uri().path().trim_start_matches('/');

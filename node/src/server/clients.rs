@@ -1,7 +1,7 @@
-//! Listening for clients: HTTP/1.1 and HTTP/2 on one port, plain or TLS.
+//! Listeners for clients: HTTP/1.1 and HTTP/2 on one port, with or without TLS.
 //!
-//! Each front is a thread with a current-thread runtime of its own, so that a request is served
-//! where its connection is, without waking another core.
+//! Each front is a thread with its own current-thread runtime. So a request is served on the thread
+//! of its connection, and wakes no other core.
 
 mod answers;
 mod half_sent;
@@ -45,73 +45,72 @@ use crate::{
     tls::ClientListenerTls,
 };
 
-/// Connections of clients that may be open at once, all fronts together; more are closed at once.
-/// Fewer if the process may not open twice as many files: log and store must always find some.
+/// Maximum number of open client connections on all fronts. Further ones are closed at once. It is
+/// lower if the process may not open twice as many files, since log and store must always be able
+/// to open some.
 const MAX_CONNECTIONS: usize = 10_000;
-/// Streams that one connection may have open, whatever `--max-concurrent-streams` allows beyond it:
-/// each may keep a request in memory that is as large as requests may be.
+/// Maximum number of open streams per connection, even if `--max-concurrent-streams` is higher.
+/// Each may keep a request of the maximum size in memory.
 const MAX_STREAMS_PER_CONNECTION: u32 = 4096;
-/// Connections that may be in their TLS handshake at once; more wait for their turn.
+/// Maximum number of connections in the TLS handshake at a time. Further ones wait for their turn.
 const HANDSHAKES: usize = 256;
-/// Of these, for one network.
+/// Maximum number of TLS handshakes at a time for one client network.
 const HANDSHAKES_EACH: usize = 64;
-/// How long a connection may take for its first byte, then for its turn, then for its handshake.
+/// Time limit for a connection's first byte, then for its turn, then for its handshake.
 const HANDSHAKE_STEP: Duration = Duration::from_secs(3);
-/// How long the head of an HTTP/1 request may take.
+/// Time limit for receiving the head of an HTTP/1 request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// After an accept failed (most often: too many open files).
+/// Wait after a failed accept, most often because too many files are open.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
-/// Bytes that one stream may send before it is read: more than etcd's largest request.
+/// HTTP/2 flow-control window of a stream, in bytes: more than etcd's largest request.
 const STREAM_WINDOW: u32 = 2 << 20;
-/// Bytes that one connection may send before it is read.
+/// HTTP/2 flow-control window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 8 << 20;
-/// How long a connection with answers to take may take nothing of any of them.
+/// Time after which a connection is closed that has answers to read and reads none of them.
 const UNREAD: Duration = Duration::from_secs(60);
-/// Bytes of an HTTP/2 request's header list.
+/// Maximum size of an HTTP/2 request's header list in bytes.
 const HEADER_LIST_BYTES: u32 = 16 << 10;
 
-/// Who sent a request: in the extensions of each.
+/// Origin of a request. It is in the extensions of each request.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientConnection {
-    /// The socket's other end.
+    /// Address of the other end of the socket.
     pub remote: SocketAddr,
-    /// Whom its certificate names.
+    /// User named by the client's certificate, if any.
     pub user: Option<rpc::ClientName>,
 }
 
-/// One address to listen on, and what is served there.
+/// Listening address and its router.
 pub(crate) struct ClientListener {
-    /// The bound socket.
     pub socket: StdListener,
-    /// Its TLS, if its URL is https.
+    /// TLS settings, if the URL's scheme is https.
     pub tls: Option<Arc<ClientListenerTls>>,
-    /// What answers.
+    /// Router that answers requests.
     pub router: Router,
 }
 
-/// HTTP/2 settings that flags decide.
+/// HTTP/2 settings from the command line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientLimits {
-    /// `--max-concurrent-streams`
+    /// Maximum number of streams per connection: `--max-concurrent-streams`.
     pub max_concurrent_streams: u32,
-    /// `--grpc-keepalive-interval`; zero: never
+    /// Interval of HTTP/2 pings: `--grpc-keepalive-interval`. Zero means no pings.
     pub keepalive_interval: Duration,
-    /// `--grpc-keepalive-timeout`; zero: wait for ever
+    /// Time limit for the answer to a ping: `--grpc-keepalive-timeout`. Zero means no limit.
     pub keepalive_timeout: Duration,
-    /// Bytes of the largest request, its envelope included.
+    /// Maximum size of a request with its envelope, in bytes.
     pub largest_request: usize,
 }
 
-/// The running fronts.
+/// The running front threads.
 pub(crate) struct Fronts {
     stopping: CancellationToken,
     ended: Vec<mpsc::Receiver<()>>,
 }
 
-/// Binds a client address, reusable at once after a restart.
+/// Binds a client address. The address can be bound again at once after a restart.
 ///
-/// # Errors
-/// As the system says.
+/// # Errors The error of the system call.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<StdListener> {
     let socket = StdListener::bind(address)?;
     socket.set_nonblocking(true)?;
@@ -121,8 +120,7 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<StdListener> {
 impl Fronts {
     /// Serves `listeners` on `threads` threads.
     ///
-    /// # Errors
-    /// If a thread can't be made.
+    /// # Errors Fails if a thread can't be created.
     pub(crate) fn start(
         threads: usize,
         listeners: &[ClientListener],
@@ -163,7 +161,7 @@ impl Fronts {
         Ok(Self { stopping, ended })
     }
 
-    /// Stops accepting, lets requests finish, and after `deadline` cuts off those that don't.
+    /// Stops accepting and lets requests finish. After `deadline`, cuts off the remaining ones.
     pub(crate) fn stop(&self, deadline: Duration) {
         self.stopping.cancel();
         let end = std::time::Instant::now() + deadline;
@@ -177,12 +175,12 @@ impl Fronts {
     }
 }
 
-/// How long is waited for whoever does nothing.
+/// Time limits for clients that do nothing.
 #[derive(Clone, Copy)]
 struct Waits {
-    /// For a connection's first byte, then for its turn, then for its handshake.
+    /// Limit for a connection's first byte, then for its turn, then for its handshake.
     handshake_step: Duration,
-    /// For somebody to take anything of any answer.
+    /// Limit for reading anything of any waiting answer.
     unread: Duration,
 }
 
@@ -192,8 +190,8 @@ impl Default for Waits {
     }
 }
 
-/// What all fronts share: the bounds of all connections, and of those that are nobody's yet, and what is
-/// counted of them.
+/// State that all fronts share: limits on all connections and on those not yet authenticated, and
+/// counters.
 #[derive(Clone)]
 struct Places {
     free: Arc<Semaphore>,
@@ -217,7 +215,7 @@ impl Places {
         Self {
             free: Arc::new(Semaphore::new(max_connections)),
             door: Door::new(Bounds {
-                // Whoever says nothing leaves as many to those who do.
+                // Connections that have sent nothing may take at most half of the sockets.
                 silent: max_connections.div_ceil(2),
                 handshakes: HANDSHAKES,
                 each: HANDSHAKES_EACH,
@@ -369,7 +367,7 @@ impl Front {
         }
     }
 
-    /// Nobody who is still shaking hands when the node stops is waited for.
+    /// Runs the handshake. Handshakes that are unfinished when the node stops are dropped.
     async fn admit<T>(
         &self,
         knock: Knock,
@@ -408,7 +406,7 @@ impl Front {
         let connection =
             self.builder.serve_connection_with_upgrades(TokioIo::new(Lenient::new(io)), service);
         let mut connection = std::pin::pin!(connection);
-        // How a connection ends is the client's affair.
+        // Its result is ignored: clients may end connections in any way.
         tokio::select! {
             _ = connection.as_mut() => return,
             () = answers.unread(self.places.unread) => return self.places.stalled(remote),
@@ -419,8 +417,8 @@ impl Front {
     }
 }
 
-/// Says where a request came from, counts what it brings, and names whom its answer is charged to. What its
-/// compressed messages become is charged until the second of the pair is dropped.
+/// Prepares a request: notes its origin, counts its body, and names the account for its answer. The
+/// size of its decompressed messages is charged until the second value of the pair is dropped.
 fn arrived(
     mut request: Request<Incoming>,
     who: &ClientConnection,
@@ -442,7 +440,7 @@ fn arrived(
     };
     let is_grpc = matches!(kind, Kind::Unary | Kind::Stream);
     let folded = is_grpc && unfold::is_folded(request.headers_mut());
-    // Of a stream's messages one is served after the other.
+    // Only unary messages are charged so. A stream's messages are served one after the other.
     let unanswered = (folded && kind == Kind::Unary).then(|| sender.unanswered());
     let request = request.map(|body| {
         let body = Counted::new(body, sender, kind);

@@ -1,9 +1,12 @@
-//! What a member has on disk, found or made: identity, log, store.
+//! A member's files: identity, log and store. They are opened, or created at the first start.
 //!
-//! Order matters, because a crash may come between any two steps. The incarnation is marked before
-//! anything bears it; the boot counter rises before a peer can hear it; the store is whole before
-//! the log has its name, and once the log has its name the member never bootstraps again: a mark
-//! outside the member's own directory says so even when the log is lost.
+//! The order of steps matters, since a crash may come between any two of them:
+//!
+//! 1. The incarnation is marked on disk before it is used anywhere.
+//! 2. The boot counter is incremented before a peer can receive the new value.
+//! 3. The store is complete before the log is renamed to its final name.
+//! 4. Once the log has that name, the member never bootstraps again. A marker outside the member's
+//!    directory ensures this even if the log is lost.
 
 use std::{
     io::BufReader,
@@ -33,18 +36,18 @@ use crate::{
     witness::OnDisk,
 };
 
-/// A member's directory within the data directory.
+/// Name of the member's directory within the data directory.
 const MEMBER_DIR: &str = "member";
-/// Where snapshots on their way in and out lie, in it.
+/// Name of the directory for received and sent snapshots, within the member's directory.
 const SNAPSHOT_DIR: &str = "snap";
-/// The whole state, as a new member has received it, in that one.
+/// Name of the file for the whole state that a new member fetches, within the snapshot directory.
 const JOINING: &str = "joining";
 
-/// Everything that a member has on disk, open.
+/// Everything that a member has on disk, opened.
 pub(super) struct Found {
     pub dir: DataDir,
     pub local: Local,
-    /// This start is the identity's first.
+    /// Whether this is the first start of this identity.
     pub first_start: bool,
     pub machine: Machine,
     pub store_file: StoreFile,
@@ -54,21 +57,22 @@ pub(super) struct Found {
 
 /// How a member without a log begins.
 enum Beginning {
-    /// With the others of a new cluster.
+    /// As a founding member of a new cluster.
     New(InitialCluster),
-    /// With what a running cluster has.
+    /// As a new member of a running cluster, with that cluster's state.
     Joins(Joining),
 }
 
-/// Opens the data directory, or makes it what a first start needs; with `--force-new-cluster`, makes a
-/// cluster of one of the member in it. The flag acts once, and never on a member that began with it.
+/// Opens the data directory, or prepares it for a first start. With `--force-new-cluster`, turns
+/// its member into a cluster of one. The flag takes effect once, and never on a member that began
+/// with it.
 pub(super) async fn open(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
 ) -> Result<Found, ServerError> {
     let Some(force) = &config.force_new_cluster else {
         let found = open_member(config, tls, DataDir::open(&config.data_dir)?).await?;
-        // The next start with the flag is meant anew.
+        // A start without the flag makes the next start with it take effect again.
         if let Some(made) = found.dir.forced()?.filter(|made| !made.rearmed) {
             found.dir.record(&made.rearm())?;
         }
@@ -88,7 +92,7 @@ pub(super) async fn open(
     open_member(config, tls, dir).await
 }
 
-/// Makes a cluster of one of the member that is there, and starts nothing.
+/// Turns the existing member into a cluster of one. Starts nothing.
 pub(super) async fn force(config: &Config, force: &Force) -> Result<Found, ServerError> {
     let nothing = || ForceError::Nothing(config.data_dir.clone());
     if !config.data_dir.try_exists().unwrap_or(true) {
@@ -120,7 +124,7 @@ async fn open_forced(
     open_member(config, tls, dir).await
 }
 
-/// A cluster of one, of what a member has.
+/// Makes a cluster of one from a member's data.
 fn make_cluster(found: Found, force: &Force) -> Result<DataDir, ServerError> {
     let Found { dir, local, machine, log, .. } = found;
     let was = Bearer {
@@ -134,7 +138,7 @@ fn make_cluster(found: Found, force: &Force) -> Result<DataDir, ServerError> {
     Ok(dir)
 }
 
-/// What a start before this one has left undone.
+/// Completes what an earlier start has left unfinished.
 fn resume(dir: &DataDir) -> Result<(), ServerError> {
     let (disk, member_dir): (SharedDisk, _) = (Arc::new(RealDisk), dir.join(MEMBER_DIR));
     recovery::resume(dir, &disk, &member_dir, || {
@@ -185,7 +189,7 @@ async fn open_member(
             machine
         }
     };
-    // Also where a crash came between the two.
+    // Marked at each start, since a crash may have come between the log's creation and this mark.
     dir.mark_log()?;
     let (log, recovered) = Log::open(&disk, &member_dir, &options).map_err(ServerError::Log)?;
     if let Some((path, offset)) = &recovered.cut {
@@ -213,8 +217,8 @@ async fn open_member(
     Ok(Found { dir, local, first_start: beginning.is_some(), machine, store_file, log, recovered })
 }
 
-/// How a member without a log begins. With one, the store's members count, and what the cluster
-/// began with is not asked for.
+/// Returns how a member without a log begins; `None` if it has a log. With a log, the members in
+/// the store count, and the flags for the initial cluster are ignored.
 async fn beginning(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
@@ -233,13 +237,14 @@ async fn beginning(
     }))
 }
 
-/// What this member can't have forgotten.
+/// Returns the promises that this member's disk has kept.
 fn on_disk(recovered: &Recovered) -> OnDisk {
     let state = recovered.hard_state;
     OnDisk { term: state.term, vote: state.vote, last: recovered.last().index }
 }
 
-/// A first start is for a new cluster, which names this member and whose members can be told apart.
+/// Returns the initial cluster for a first start. It must contain this member, and its members must
+/// have different IDs.
 fn may_bootstrap(config: &Config) -> Result<InitialCluster, ServerError> {
     let initial = config.initial().map_err(ServerError::Bootstrap)?;
     match initial.identical_ids() {
@@ -248,8 +253,8 @@ fn may_bootstrap(config: &Config) -> Result<InitialCluster, ServerError> {
     }
 }
 
-/// Everything that the whole state, received into `body`, holds, durably. On another thread, so that
-/// a signal is heard meanwhile: what it leaves undone the next start begins anew.
+/// Installs the whole state received into `body`, durably. It runs on another thread, so that
+/// signals are handled meanwhile. If it is interrupted, the next start begins again.
 async fn install(
     mut machine: Machine,
     body: PathBuf,
@@ -281,7 +286,8 @@ fn open_store(
     let exists = disk.exists(&path).map_err(system("look for the store"))?;
     match how {
         Open::Existing if !exists => return Err(ServerError::StoreGone(path)),
-        // A first start that was cut short before it had a log: it promised nothing to anybody.
+        // An earlier first start was interrupted before it had a log, so it has promised nothing to
+        // anybody.
         Open::New if exists => {
             disk.remove(&path).map_err(system("remove an unfinished store"))?;
         }
@@ -289,7 +295,8 @@ fn open_store(
     }
     store_file.tidy().map_err(system("remove an unfinished copy of the store"))?;
     let file = disk.open(&path, how).map_err(system("open the store"))?;
-    // Made anew from the log it would know of no member.
+    // An empty file would be opened as a new store, and replaying the log doesn't restore the
+    // members.
     if exists
         && matches!(how, Open::Existing)
         && file.is_empty().map_err(system("open the store"))?

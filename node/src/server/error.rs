@@ -1,4 +1,4 @@
-//! Why a node doesn't run, and what its supervisor should do about it.
+//! Reasons why a node doesn't run, and what its supervisor should do about them.
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
@@ -14,7 +14,7 @@ use crate::{
     transport,
 };
 
-/// Why the node stopped, or never started.
+/// Reason why the node stopped or didn't start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The data directory can't be used.
@@ -26,82 +26,83 @@ pub enum ServerError {
     /// The store can't be used.
     #[error("the store {} cannot be used", path.display())]
     Store {
-        /// Its file.
+        /// Path of the store's file.
         path: PathBuf,
-        /// Why not.
+        /// Reason why it can't be used.
         #[source]
         source: StoreError,
     },
-    /// The driver can't start.
+    /// The consensus driver can't start.
     #[error("consensus cannot start")]
     Driver(#[source] driver::StartError),
-    /// Peers can't be talked to.
+    /// The listener or the streams for peers can't start.
     #[error("peer streams cannot start")]
     Transport(#[from] transport::StartError),
-    /// Certificates can't be used.
+    /// The certificates or keys can't be used.
     #[error("TLS cannot be set up")]
     Tls(#[from] TlsError),
-    /// A client address can't be listened on.
+    /// The node can't listen on a client address.
     #[error("cannot listen for clients on {address}")]
     Listen {
-        /// Which.
+        /// Client address that was to be bound.
         address: SocketAddr,
-        /// What the system said.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
-    /// Something of the operating system is missing.
+    /// A system call failed.
     #[error("cannot {action}")]
     System {
-        /// What was tried.
+        /// Attempted action, as it appears in the error's text.
         action: &'static str,
-        /// What it said.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
-    /// The log is of another incarnation than its directory.
+    /// The log belongs to another incarnation than the data directory.
     #[error("the log in {} belongs to incarnation {found}, its directory to {expected}", path.display())]
     ForeignLog {
-        /// The data directory.
+        /// Path of the data directory.
         path: PathBuf,
-        /// In the log.
+        /// Incarnation in the log.
         found: Incarnation,
-        /// In the marker.
+        /// Incarnation in the directory's marker.
         expected: Incarnation,
     },
-    /// There is a log, but the store that it belongs to is gone.
+    /// There is a log, but its store is missing or empty.
     #[error(
         "{} is missing or empty, but there is a log: this member has lost data; its cluster must remove it and add a new one",
         .0.display()
     )]
     StoreGone(PathBuf),
-    /// What this member remembers of its peers can't be read.
+    /// The file with the promises that peers have made can't be read.
     #[error("cannot read what this member remembers of its peers in {}", path.display())]
     Marks {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason why it can't be read.
         #[source]
         source: transport::MarksError,
     },
-    /// What a new cluster would begin with can't be.
+    /// The flags for a new cluster are invalid.
     #[error("cannot begin a cluster")]
     Bootstrap(#[source] ConfigError),
-    /// Two first members have one id.
+    /// Two members of the initial cluster have the same ID.
     #[error("member exists with identical ID: {0} and {1}")]
     IdenticalIds(String, String),
-    /// The running cluster doesn't have this member as it was started.
+    /// The member can't join the running cluster as it was started.
     #[error(transparent)]
     Join(#[from] JoinRefusal),
-    /// Peers know this member under another incarnation, a later start, or as having more.
+    /// Peers know this member with another incarnation, with a later start, or with more data than
+    /// it has.
     #[error(
         "the other members refuse this one for good, because {0}. Writes that the member has acknowledged may be missing here. Replace this member: remove it from the cluster (member remove), then add a new one with an empty data directory (member add). If the member's own, newest data directory is elsewhere, start it on that instead. If this happens to a majority of the members, the cluster has lost acknowledged writes: look at every member's data directory (muster-node data status DIR), and keep the one that goes furthest. Nothing here was changed"
     )]
     Disowned(transport::Refusal),
-    /// No cluster can be made of what is here.
+    /// This directory's data can't be turned into a new cluster.
     #[error("cannot make a new cluster of this member's data")]
     Force(#[from] ForceError),
-    /// A peer said that this member is no longer one.
+    /// A peer reported that this member was removed from the cluster.
     #[error("this member has been permanently removed from the cluster")]
     Removed,
 }
@@ -139,7 +140,7 @@ impl ServerError {
         }
     }
 
-    /// Whether another command line would help, and nothing else.
+    /// Whether only a different command line helps.
     #[must_use]
     pub fn is_usage(&self) -> bool {
         matches!(
@@ -148,7 +149,7 @@ impl ServerError {
         )
     }
 
-    /// What to do about it, where the error doesn't say so itself.
+    /// Returns advice for the operator, if the error's text doesn't contain any.
     #[must_use]
     pub fn next(&self) -> Option<&'static str> {
         match self {

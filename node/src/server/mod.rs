@@ -1,4 +1,4 @@
-//! From a configuration to a running node, and back down in order.
+//! Start of a node from its configuration, and its orderly stop.
 
 pub(crate) mod clients;
 mod disk;
@@ -26,16 +26,15 @@ use crate::{
     identity::Forced,
 };
 
-/// Runs a node until it is told to stop, or has to.
+/// Runs a node until a signal or an error ends it.
 ///
-/// # Errors
-/// If it can't start, or was removed from its cluster.
+/// # Errors Fails if the node can't start, or if it was removed from its cluster.
 pub async fn run(config: &Config) -> Result<(), ServerError> {
     let system = |source| ServerError::System { action: "listen for signals", source };
     let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(system)?;
-    // Joining may take as long as it takes to fetch the whole state.
+    // Signals are handled meanwhile, since a joining member fetches the whole state here.
     let node = tokio::select! {
         node = Node::start(config) => node?,
         _ = terminate.recv() => return Ok(()),
@@ -65,8 +64,8 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
             if matches!(error, ServerError::Removed) {
                 tracing::warn!("data-dir used by this member must be removed");
             }
-            // No other request has an outcome here, but whoever asked this member for its own removal is
-            // still answered.
+            // No other request gets a result here. But a client that asked this member for its own
+            // removal is still answered.
             node.leave();
             node.stop().await;
             Err(error)
@@ -74,11 +73,10 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
     }
 }
 
-/// Makes a cluster of one out of the data of the member that `config` names, and starts nothing. One
-/// that was made before, and whose member was never started without the flag since, is that one.
+/// Turns the data of the member that `config` names into a cluster of one. Starts nothing. If that
+/// was done before, and the member was not started without the flag since, returns that cluster.
 ///
-/// # Errors
-/// If there is no such data, or it can't be used.
+/// # Errors Fails if there is no such data, or if it can't be used.
 pub async fn found_cluster(config: &Config) -> Result<Forced, ServerError> {
     let force = config.force_new_cluster.as_ref().expect("whoever calls this sets the flag");
     let found = disk::force(config, force).await?;
@@ -99,7 +97,7 @@ fn say_ready(config: &Config, node: &Node) {
     }
 }
 
-/// Says in the log what the flags deserve to have said.
+/// Logs the remarks about the command line and environment.
 pub fn log_remarks(remarks: &[Remark]) {
     for remark in remarks {
         match remark {
@@ -153,7 +151,8 @@ pub fn log_remarks(remarks: &[Remark]) {
     }
 }
 
-/// No core dumps, which would hold keys and data; and as many open files as are allowed.
+/// Disables core dumps, which would contain keys and data, and raises the limit of open files to
+/// its maximum.
 pub fn limit_process() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let none = Rlimit { current: Some(0), maximum: Some(0) };
@@ -167,7 +166,7 @@ pub fn limit_process() {
     }
 }
 
-/// What `--listen-metrics-urls` serves: health and metrics, and no data.
+/// Restricts the router to health and metrics, without data, for `--listen-metrics-urls`.
 fn health_only(router: Router) -> Router {
     async fn check(request: Request, next: Next) -> Response {
         let path = request.uri().path();

@@ -1,4 +1,4 @@
-//! A running node: what was started, and how it is stopped.
+//! A running node: its parts, and how they are started and stopped.
 
 use std::{
     sync::Arc,
@@ -29,23 +29,25 @@ use crate::{
     transport::{self, Limits, Listen, Local, Marks, Membership, Peer, Transport},
 };
 
-/// Requests that are answered may take this long after the stop began.
+/// Time limit for finishing clients' requests after the stop began.
 const DRAIN_CLIENTS: Duration = Duration::from_secs(2);
-/// How long a member that was removed is still served as a client.
+/// Time for which a removed member is still served as a client.
 const LAST_ANSWER: Duration = Duration::from_secs(10);
-/// Log and store may take this long to be closed.
+/// Time limit for closing log and store.
 const DRAIN_DISK: Duration = Duration::from_secs(30);
-/// Peer streams may take this long to say goodbye.
+/// Time limit for closing peer streams in order.
 const DRAIN_PEERS: Duration = Duration::from_secs(1);
-/// Between two tries to publish this member.
+/// Wait before another attempt to publish this member.
 const PUBLISH_AGAIN: Duration = Duration::from_millis(500);
-/// For one try. A message to a leader to whom there is no stream yet is lost, and a client's request may
-/// take two elections, which are as long as an operator likes.
+/// Time limit for one attempt to publish this member. A proposal to a leader without a stream yet
+/// is lost, so it must be retried. The limit for clients' requests would be too long, since it
+/// includes two election timeouts of any length.
 const PUBLISH_TRY: Duration = Duration::from_secs(7);
-/// What a peer frame holds besides one request: headers, and other entries of the batch.
+/// Maximum size of a peer frame in addition to one request: headers, and other entries of the
+/// batch.
 const FRAME_OVERHEAD: usize = 16 << 20;
 
-/// A running node. Dropping it stops it hard; `stop` does so in order.
+/// A running node. Dropping it stops it at once; `stop` does so in order.
 pub(super) struct Node {
     local: Local,
     dir: DataDir,
@@ -65,11 +67,11 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Starts everything; call it within a tokio runtime, which then carries what serves all
-    /// clients together. When it returns, every address is bound; clients are served as far as that
-    /// is possible without a leader.
+    /// Starts all parts of the node. Call it within a tokio runtime, which then runs the tasks that
+    /// all clients share. When it returns, every address is bound. Clients are served as far as
+    /// that is possible without a leader.
     ///
-    /// # Errors
+    /// # Errors Fails if anything is missing or damaged. Nothing is left running then.
     /// If anything is missing or damaged. Nothing is left running.
     pub(super) async fn start(config: &Config) -> Result<Self, ServerError> {
         let client_tls = client_tls(config)?;
@@ -134,7 +136,8 @@ impl Node {
             client_tls,
             verdict,
             members,
-            // A run of its own, which no boot counter reaches from below.
+            // A generator separate from that of clients' requests: no real boot counter is ever
+            // this high.
             ids: RequestIds::new(local.member.0, u64::MAX - boot),
             name: config.name.clone(),
             client_urls: config.advertised_clients(),
@@ -143,8 +146,8 @@ impl Node {
         })
     }
 
-    /// Returns once the cluster has committed this member's name and client URLs: from then on it
-    /// serves everything. Tries for as long as that takes.
+    /// Returns once the cluster has committed this member's name and client URLs, after which it
+    /// serves everything. Retries without a limit.
     pub(super) async fn published(&self) {
         let mut tries = 0_u32;
         loop {
@@ -173,12 +176,17 @@ impl Node {
         }
     }
 
-    /// Returns once this member has applied its own removal and isn't needed any more, or a peer, proven
-    /// to be one, tells it of that, or so many refuse its data directory that no quorum is left. A
-    /// removed member's tombstone is on disk by then.
+    /// Waits until this member has to stop for good. That is the case once one of these has
+    /// happened:
     ///
-    /// # Errors
-    /// Always: `Removed`, `Disowned`, or what kept the tombstone from being written.
+    /// - It has applied its own removal, and isn't needed any more.
+    /// - An authenticated peer reports the removal.
+    /// - So many peers refuse its data directory that no quorum is left.
+    ///
+    /// A removed member's tombstone is on disk when this returns.
+    ///
+    /// # Errors Always returns an error: `Removed`, `Disowned`, or what prevented writing the
+    /// tombstone.
     pub(super) async fn removed(&self) -> ServerError {
         let (mut verdict, mut members) = (self.verdict.clone(), self.members.clone());
         let (mut status, me) = (self.handle.status(), self.local.member);
@@ -193,13 +201,13 @@ impl Node {
                 Some(Verdict::Disowned(why)) => return ServerError::Disowned(why),
                 None => unreachable!("there is one"),
             },
-            // The store and the transport are gone: the node is stopping.
+            // The store and the transport were dropped, since the node is stopping.
             else => return std::future::pending().await,
         };
         bury(&self.dir, &self.local, &by)
     }
 
-    /// Re-reads certificates, keys and CAs.
+    /// Reloads certificates, keys and CAs from their files.
     pub(super) fn reload(&self) {
         if let Some(tls) = &self.peer_tls {
             tls.reload();
@@ -209,19 +217,20 @@ impl Node {
         }
     }
 
-    /// Who this is.
+    /// Returns this member's identity.
     #[must_use]
     pub(super) fn local(&self) -> Local {
         self.local
     }
 
-    /// Its peers take nothing from it any more: requests that need them are refused.
+    /// Refuses requests that need the peers, since they accept nothing from this member any more.
     pub(super) fn leave(&self) {
         self.handle.leave();
     }
 
-    /// Stops in order: another member leads, clients are answered, what was promised is on disk,
-    /// peers are told goodbye. Each under a deadline; what is acknowledged is durable already.
+    /// Stops the node in order: transfers the leadership, finishes clients' requests, closes log
+    /// and store, and closes the peer streams. Each step has a time limit. Whatever was
+    /// acknowledged is durable already.
     pub(super) async fn stop(self) {
         let started = Instant::now();
         self.handle.hand_over().await;
@@ -232,7 +241,7 @@ impl Node {
             fronts.stop(DRAIN_CLIENTS);
             running.stop();
             transport.stop(DRAIN_PEERS);
-            // Only now may another process have the directory.
+            // Dropped last, since it unlocks the directory for other processes.
             drop(dir);
         });
         if tokio::time::timeout(DRAIN_CLIENTS + DRAIN_PEERS + DRAIN_DISK, closing).await.is_err() {
@@ -244,10 +253,13 @@ impl Node {
     }
 }
 
-/// What the store says of this member itself. It may be bound to another key than it has: then it is no
-/// use to its peers, but alone it still serves, and whoever runs it may be about to put the certificate
-/// right. It may have been removed, if the process died between that and its tombstone: whoever doesn't
-/// know that yet may need it, and whoever does tells it. So it says so and goes on.
+/// Logs problems of this member's own record in the store, and lets the node go on.
+///
+/// - The record may have another key than this member's certificate. Then no peer accepts the
+///   member, but alone it still serves. The operator may be about to put the right certificate
+///   back.
+/// - The member may have been removed, if the process ended before the tombstone was written.
+///   Members that don't know of the removal may still need it. Members that know will report it.
 fn check_record(store: &Store, local: &Local, tls: Option<&PeerTls>) {
     let view = store.view();
     if view.members().was_removed(local.member) {
@@ -265,7 +277,7 @@ fn check_record(store: &Store, local: &Local, tls: Option<&PeerTls>) {
     }
 }
 
-/// Writes the tombstone; `Removed`, or what kept it from being written.
+/// Writes the tombstone. Returns `Removed`, or the error that prevented it.
 fn bury(dir: &DataDir, local: &Local, by: &str) -> ServerError {
     let now = jiff::Timestamp::now().to_string();
     let tombstone =
@@ -308,7 +320,8 @@ fn client_tls(config: &Config) -> Result<Option<Arc<ClientListenerTls>>, ServerE
     }
 }
 
-/// The sockets of `--listen-client-urls`, `--listen-client-http-urls` and `--listen-metrics-urls`.
+/// Sockets of `--listen-client-urls`, `--listen-client-http-urls` and `--listen-metrics-urls`, each
+/// with whether its URL is https.
 struct ClientSockets {
     clients: Vec<(std::net::TcpListener, bool)>,
     http: Vec<(std::net::TcpListener, bool)>,
@@ -368,7 +381,7 @@ fn start_fronts(
         listeners.push(listener(socket, router));
     }
     for socket in sockets.metrics {
-        // By any name, as in etcd: there is no data.
+        // As in etcd, any host name is accepted here, since these pages contain no data.
         let router = health_only(routes.pages(true));
         listeners.push(listener(socket, router));
     }
@@ -378,7 +391,7 @@ fn start_fronts(
         keepalive_timeout: config.keepalive_timeout,
         largest_request: largest_request(config),
     };
-    // The driver's threads need the other cores.
+    // At most half of the cores are used: the driver's threads need the others.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Fronts::start((cores / 2).clamp(1, 2), &listeners, limits, bytes)
         .map_err(|source| ServerError::System { action: "start the fronts", source })
@@ -445,7 +458,8 @@ fn rpc_limits(config: &Config) -> rpc::Limits {
     }
 }
 
-/// One and a half election time-outs, in whole ticks, then in whole seconds: etcd's (`NewServer`).
+/// Returns the minimum lease TTL in seconds, as etcd does (`NewServer`): one and a half election
+/// timeouts, in whole ticks, rounded up to whole seconds.
 fn min_lease_ttl(config: &Config) -> i64 {
     let ticks = config.election.as_millis() / config.heartbeat.as_millis().max(1);
     let millis = 3 * ticks / 2 * config.heartbeat.as_millis();
@@ -468,14 +482,14 @@ fn transport_options(
     transport::Options { local, listen, tls, marks, limits }
 }
 
-/// What this member remembers of its peers.
+/// Opens the file with the promises that peers have made to this member.
 fn open_marks(dir: &DataDir) -> Result<Arc<Marks>, ServerError> {
     let path = dir.join("member/peers");
     let marks = Marks::open(&path).map_err(|source| ServerError::Marks { path, source })?;
     Ok(Arc::new(marks))
 }
 
-/// Tells the transport who is in the cluster, for as long as the node runs.
+/// Passes the current members to the transport, for as long as the node runs.
 async fn follow_members(
     mut members: watch::Receiver<Arc<MemberTable>>,
     mut censuses: watch::Receiver<Censuses>,
@@ -504,7 +518,8 @@ fn is_among(membership: Option<&Membership>, id: MemberId) -> bool {
     membership.is_some_and(|known| known.peers.iter().any(|peer| peer.id == id))
 }
 
-/// The other members, as the store has them and as peers speak of them, and those that were removed.
+/// Returns the other members for the transport: those in the store, those that only peers know of,
+/// and the removed ones.
 fn membership(table: &MemberTable, censuses: &Censuses, local: &Local) -> Membership {
     let neighbours = censuses.neighbours(table, local.member);
     let told = neighbours.iter().filter(|one| one.is_told).map(|one| one.id).collect();
@@ -518,8 +533,8 @@ fn membership(table: &MemberTable, censuses: &Censuses, local: &Local) -> Member
     Membership { peers: peers.collect(), told, removed, removed_keys: table.removed_keys() }
 }
 
-/// Who was a member has no say at the clients' port either, for as long as the node runs. Not at once:
-/// it may have asked for its own removal there, and waits for the answer.
+/// Refuses the keys of removed members on the client port, for as long as the node runs. It waits a
+/// while first: a member may have requested its own removal here, and awaits the answer.
 async fn refuse_removed(
     mut members: watch::Receiver<Arc<MemberTable>>,
     tls: Option<Arc<ClientListenerTls>>,

@@ -1,7 +1,8 @@
-//! Between the driver and the peer streams: messages to bytes and back, snapshots to files and back.
+//! Connection between driver and peer streams. It converts messages to bytes and back, and
+//! snapshots to files and back.
 //!
-//! A member proves who it is, not that it works as it should. What one of them passes on must not
-//! stop the others: a proposal that can't be read, or a snapshot that can't be installed, ends here.
+//! A peer is authenticated, but it may be faulty. Nothing that it sends may stop other members. So
+//! a proposal that can't be decoded, or a snapshot that can't be installed, is dropped here.
 
 use std::{
     io::{self, BufReader, Read, Seek, Write},
@@ -39,24 +40,24 @@ use crate::{
     witness::Promise,
 };
 
-/// A longer snapshot is refused: four times the largest store that etcd recommends.
+/// Maximum length of a snapshot: four times the largest store that etcd recommends.
 const MAX_SNAPSHOT_BYTES: u64 = 32 << 30;
-/// A snapshot may not leave less than this on the disk, which the log needs.
+/// Bytes that a received snapshot must leave free on the disk, for the log.
 const KEEP_FREE_BYTES: u64 = 256 << 20;
-/// How often the free space is looked at while one comes in.
+/// Number of received bytes between two checks of the free space.
 const LOOK_EVERY_BYTES: u64 = 64 << 20;
 
-/// What the driver sends by. The transport can only start once the driver has, so it is put in
-/// later; until then every peer is away.
+/// Sender for the driver. The transport can only start after the driver, so it is connected later.
+/// Until then every peer counts as unreachable.
 #[derive(Default)]
 pub(super) struct Outbound {
     link: OnceLock<(Transport, PeerInbox)>,
 }
 
 impl Outbound {
-    /// From now on there are peers.
+    /// Connects the driver to the started transport.
     pub(super) fn connect(&self, transport: Transport, inbox: PeerInbox) {
-        // Called once, by the one who started both.
+        // Setting it can't fail, since this is called once, by the code that starts both.
         let _ = self.link.set((transport, inbox));
     }
 }
@@ -76,7 +77,7 @@ impl PeerSender for Outbound {
     }
 
     fn send_snapshot(&self, snapshot: OutgoingSnapshot) {
-        // Without a link nothing has been started that could ask for a snapshot.
+        // Without a link nothing was started that could need a snapshot.
         let Some((transport, inbox)) = self.link.get().cloned() else {
             return;
         };
@@ -120,7 +121,7 @@ fn send(transport: &Transport, snapshot: OutgoingSnapshot) -> io::Result<()> {
 }
 
 impl Told {
-    /// Nothing yet; and where to look for it.
+    /// Makes the channels for what peers report: the sending half, and both receivers.
     pub(super) fn channels() -> (Self, watch::Receiver<Option<Verdict>>, watch::Receiver<Censuses>)
     {
         let (verdict, concluded) = watch::channel(None);
@@ -129,39 +130,39 @@ impl Told {
     }
 }
 
-/// What comes from peers, on its way to the driver.
+/// Receiver of everything that peers send to the driver.
 pub(super) struct Inbound {
     inbox: PeerInbox,
     snapshot_dir: PathBuf,
     snapshots: AtomicU64,
     undecodable: AtomicU64,
     told: Told,
-    /// What answers other members' requests, once it is there.
+    /// Context that answers other members' requests; empty until the services have started.
     context: OnceLock<Weak<Context>>,
     marks: Arc<Marks>,
-    /// Where this member is reached, by its own flags.
+    /// This member's peer URLs, from its own flags.
     own_urls: Vec<String>,
 }
 
-/// Where it goes what peers say of members.
+/// Channels for what peers report about members.
 pub(super) struct Told {
-    /// What they say of this one for good.
+    /// Final reports about this member.
     pub verdict: watch::Sender<Option<Verdict>>,
     /// Who the members are.
     pub censuses: watch::Sender<Censuses>,
 }
 
-/// Why peers will never take this member again.
+/// Reason why peers will never accept this member again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It was removed, says this one.
+    /// The peer with this ID reports that this member was removed.
     Removed(MemberId),
-    /// Its data directory is not that of the member.
+    /// This data directory is not the one that belongs to the member.
     Disowned(Refusal),
 }
 
 impl Inbound {
-    /// Snapshots are written to `snapshot_dir`.
+    /// Makes the receiver. Incoming snapshots are written to `snapshot_dir`.
     #[must_use]
     pub(super) fn new(
         inbox: PeerInbox,
@@ -182,9 +183,9 @@ impl Inbound {
         })
     }
 
-    /// From now on, other members' requests are answered.
+    /// Sets the context that answers other members' requests from now on.
     pub(super) fn answer_by(&self, context: &Arc<Context>) {
-        // Called once, by the one who made both.
+        // Setting it can't fail, since this is called once, by the code that made both.
         let _ = self.context.set(Arc::downgrade(context));
     }
 
@@ -192,7 +193,7 @@ impl Inbound {
         self.context.get()?.upgrade()
     }
 
-    /// The first verdict counts.
+    /// Publishes the verdict, unless there is one already.
     fn conclude(&self, verdict: Verdict) {
         let verdicts = &self.told.verdict;
         verdicts.send_if_modified(|known| known.is_none() && known.replace(verdict).is_none());
@@ -208,7 +209,8 @@ impl Inbound {
         }
     }
 
-    /// A member proved itself and then sent junk: worth a line, but not thousands.
+    /// Logs a peer's malformed message. The log is thinned out, since a faulty peer may send
+    /// thousands.
     fn note_junk(&self, from: MemberId, what: &dyn std::fmt::Display) {
         let seen = self.undecodable.fetch_add(1, Ordering::Relaxed);
         if seen.is_power_of_two() || seen == 0 {
@@ -216,7 +218,8 @@ impl Inbound {
         }
     }
 
-    /// Remembers what `from` promises by `message`; whether it may be counted at once.
+    /// Records the promise that `from` makes with `message`. Returns whether the message may be
+    /// delivered at once.
     fn note_promise(&self, from: MemberId, message: &Message) -> bool {
         let Some(promise) = Promise::of(message) else { return true };
         let (term, commit) = self.inbox.committed();
@@ -224,13 +227,14 @@ impl Inbound {
         durable || message.kind != MessageKind::RequestVoteResponse
     }
 
-    /// A vote: it counts once this member would remember it after a crash.
+    /// Delivers a vote once the promise in it is durable. Otherwise this member could forget after
+    /// a crash that it has counted the vote.
     fn deliver_once_durable(&self, from: MemberId, message: Message) -> bool {
         let Some(place) = self.marks.wait_for_vote() else { return false };
         let (marks, inbox) = (Arc::clone(&self.marks), self.inbox.clone());
         tokio::task::spawn_blocking(move || {
             match marks.write(Durable::Urgent) {
-                // A full queue drops it, as it drops any message.
+                // A full queue drops the message, which Raft tolerates.
                 Ok(()) => drop(inbox.deliver(from.0, message)),
                 Err(error) => {
                     tracing::error!(error = %chain(&error), peer.member.id = %from, "cannot remember a vote; it is not counted");
@@ -241,7 +245,7 @@ impl Inbound {
         true
     }
 
-    /// Takes proposals out of `message` that, once committed, no member could apply.
+    /// Removes proposals from `message` that no member could apply once they were committed.
     fn sift(&self, from: MemberId, message: &mut Message) {
         if message.kind != MessageKind::Propose {
             return;
@@ -256,13 +260,13 @@ impl Inbound {
     }
 }
 
-/// What whoever is about to join has to know of a member. Not which operations it has seen: they grow
-/// with each change, and the answer is one frame.
+/// Returns what a joining member needs to know of a member. Operation IDs are left out: they grow
+/// with each change, and the answer must fit into one frame.
 fn shown_to_joiner(member: &Member) -> musterpb::Member {
     musterpb::Member { operations: Vec::new(), ..member.into() }
 }
 
-/// What a member may pass on for its clients.
+/// Checks a proposal that a peer has forwarded for its clients.
 fn check_proposal(entry: &Entry) -> Result<(), String> {
     if entry.data.len() > MAX_PROPOSAL_BYTES {
         return Err(format!("a proposal of {} bytes", entry.data.len()));
@@ -272,7 +276,8 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
     if entry_kind(&operation) != entry.kind {
         return Err(format!("a proposal of kind {:?} that carries another", entry.kind));
     }
-    // What the API refuses a client; how many operations one may have is each member's own flag.
+    // These are the checks that the API makes for clients. The maximum number of operations is a
+    // flag of each member, so it isn't checked.
     let checked = match &operation {
         Operation::Put(put) => check_put(put),
         Operation::DeleteRange(delete) => check_delete(delete),
@@ -282,7 +287,7 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
         | Operation::MarkCorrupt(_)
         | Operation::LeaseGrant(_)
         | Operation::LeaseRevoke(_)
-        // Void, if what a clock says comes from another term.
+        // It has no effect if it is of an earlier leader's term.
         | Operation::LeaseExpire(_)
         | Operation::LeaseCheckpoint(_)
         | Operation::ChangeAuth(_)
@@ -293,7 +298,7 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
     checked.map_err(|error| format!("a request that no client may make: {error}"))
 }
 
-/// Writes `body` to `path`, durably, if it is not too long. Returns how long its sync took.
+/// Writes `body` to `path`, durably, if it isn't too long. Returns how long the fsync took.
 pub(super) fn receive(path: &Path, mut body: impl Read) -> io::Result<Duration> {
     let mut file = data::make_anew(path)?;
     let mut received = 0;
@@ -327,8 +332,8 @@ fn free_bytes(path: &Path) -> io::Result<u64> {
     Ok(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
-/// Reads a received body through, so that no damage to it, and no other body than announced, ever
-/// reaches the store.
+/// Checks a received snapshot completely. A damaged one, or another than announced, must not reach
+/// the store.
 fn inspect(path: &Path, message: &Message) -> io::Result<()> {
     let found = mvcc::inspect_snapshot(&mut BufReader::new(data::open(path, data::Open::Read)?));
     let found = found.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
@@ -376,7 +381,7 @@ impl PeerEvents for Inbound {
             let _ = data::remove(&path);
             return Err(error);
         }
-        // The sender may only go on from the snapshot once this member has it.
+        // The sender may continue after the snapshot only once this member has installed it.
         let ended = self.inbox.deliver_snapshot(IncomingSnapshot { message, body: path });
         match ended.recv() {
             Ok(true) => {
@@ -437,7 +442,8 @@ impl PeerEvents for Inbound {
         let index = view.applied().index;
         tracing::info!(peer.member.id = %to, index, "sending the whole state to a new member");
         view.write_snapshot(&mut out).map_err(io::Error::other)?;
-        // Nothing is held back for as long as the other end takes to read it through.
+        // The view is released before the receiver checks the data, so that the store can reuse its
+        // pages.
         drop(view);
         out.finish()?;
         let duration_ms = millis(started);

@@ -1,4 +1,4 @@
-//! Calls: how many of each method, how they ended, how long they took, and of which clients.
+//! Metrics of gRPC calls: their number per method, their results, durations and clients.
 
 use prometheus_client::encoding::EncodeMetric as _;
 use prometheus_client::metrics::MetricType;
@@ -65,7 +65,7 @@ impl Scrape {
         Ok(())
     }
 
-    /// Of calls that aren't streams, by the names that etcd gives to its requests.
+    /// Writes the durations of unary calls under etcd's names for its requests.
     fn requests(&self, out: &mut Out<'_>) -> std::fmt::Result {
         let name = "etcd_server_request_duration_seconds";
         let help = "Response latency distribution in seconds for each type";
@@ -119,7 +119,7 @@ impl Scrape {
     }
 }
 
-/// The values of the label `success`, in the order of the counters.
+/// Values of the label `success`, in the order of the counters.
 const OUTCOMES: [&str; 2] = ["false", "true"];
 
 fn labels(method: Method) -> [(&'static str, &'static str); 3] {
@@ -127,7 +127,7 @@ fn labels(method: Method) -> [(&'static str, &'static str); 3] {
     [("grpc_method", method), ("grpc_service", service), ("grpc_type", kind)]
 }
 
-/// The names that Go's gRPC gives to codes.
+/// Returns the name that Go's gRPC has for a code.
 fn code_name(code: tonic::Code) -> &'static str {
     use tonic::Code;
     match code {

@@ -1,4 +1,4 @@
-//! The other members: what goes to them and comes from them.
+//! Metrics of the traffic with other members.
 
 use std::fmt::Result;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,7 +14,8 @@ use crate::durations::Durations;
 use crate::transport::{Connections, PeerTraffic};
 
 impl Scrape {
-    /// Labels are members' ids: there are as many as the cluster has members.
+    /// Writes the metrics of each peer. Labels are member IDs, so their number is bounded by the
+    /// cluster's size.
     pub(super) fn network(&self, out: &mut Out<'_>) -> Result {
         let Some(transport) = &self.0.peers else { return Ok(()) };
         let peers = transport.traffic();
@@ -55,7 +56,7 @@ impl Scrape {
             }
         }
         connections(out, &peers)?;
-        // As in etcd a member knows itself.
+        // As in etcd, a member counts itself as a known peer.
         let (name, help) = ("etcd_network_known_peers", "The current number of known peers");
         let mut family = out.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for remote in peers.iter().map(|peer| hex(peer.peer.0)).chain([local.clone()]) {
@@ -77,7 +78,8 @@ impl Scrape {
     }
 }
 
-/// Which direction to a peer works: an operator has to mend the other one.
+/// Writes which direction of the connections to each peer works, so that an operator knows which
+/// one to repair.
 fn connections(out: &mut Out<'_>, peers: &[PeerTraffic]) -> Result {
     let name = "muster_peer_connections";
     let help = "Whether a message stream to a peer stands that this member has opened (outbound), or the peer (inbound)";
@@ -95,7 +97,7 @@ fn connections(out: &mut Out<'_>, peers: &[PeerTraffic]) -> Result {
 type Of<T> = fn(&PeerTraffic) -> T;
 type DurationsOf = fn(&PeerTraffic) -> &Durations;
 
-/// Name, help, label and value, of snapshots that members send each other.
+/// Name, help, label and value of the metrics of snapshots sent between members.
 const PER_TRANSFER: &[(&str, &str, &str, Of<i64>)] = &[
     (
         "etcd_network_snapshot_send_success",
@@ -135,7 +137,7 @@ const PER_TRANSFER: &[(&str, &str, &str, Of<i64>)] = &[
     ),
 ];
 
-/// Name, help, label and what took how long.
+/// Name, help, label and value of each histogram per peer.
 const PER_PEER_DURATIONS: &[(&str, &str, &str, DurationsOf)] = &[
     (
         "etcd_network_peer_round_trip_time_seconds",
@@ -157,7 +159,7 @@ const PER_PEER_DURATIONS: &[(&str, &str, &str, DurationsOf)] = &[
     ),
 ];
 
-/// Name, help, label and value.
+/// Name, help, label and value of each counter per peer.
 const PER_PEER: &[(&str, &str, &str, Of<u64>)] = &[
     ("etcd_network_peer_sent_bytes", "The total number of bytes sent to peers", "To", |peer| {
         peer.sent_bytes

@@ -1,4 +1,4 @@
-//! Who this is, its certificates, its process.
+//! Metrics of this member's identity, certificates and process.
 
 use std::fmt::Result;
 use std::sync::atomic::Ordering;
@@ -12,12 +12,12 @@ use crate::config::CLUSTER_VERSION;
 use crate::identity::MemberId;
 use crate::logging::lines_dropped;
 
-/// etcd writes member ids as lower-case hex without zeros in front.
+/// Formats a member ID as etcd does: lower-case hexadecimal without leading zeros.
 pub(super) fn hex(id: u64) -> String {
     format!("{id:x}")
 }
 
-/// The features of etcd 3.7 by stage, and whether they are in force here. No gate changes that.
+/// Features of etcd 3.7 with their stage, and whether this program has them. No flag changes that.
 const FEATURES: [(&str, &str, i64); 11] = [
     ("AllAlpha", "ALPHA", 0),
     ("AllBeta", "BETA", 0),
@@ -25,7 +25,7 @@ const FEATURES: [(&str, &str, i64); 11] = [
     ("CompactHashCheck", "ALPHA", 1),
     ("FastLeaseKeepAlive", "BETA", 1),
     ("InitialCorruptCheck", "ALPHA", 1),
-    // What a lease has left is always in the log.
+    // The remaining time of leases is always in the log.
     ("LeaseCheckpoint", "ALPHA", 1),
     ("LeaseCheckpointPersist", "ALPHA", 1),
     ("PriorityRequest", "ALPHA", 0),
@@ -126,22 +126,24 @@ impl Scrape {
     }
 }
 
-/// The unit of CPU time in `/proc`, the same on every Linux that programs can see.
+/// Microseconds per clock tick, the unit of CPU time in `/proc`. It is the same on every Linux
+/// system.
 const MICROS_PER_TICK: u64 = 10_000;
 
-/// The same, by the second.
+/// Clock ticks per second, the unit of times in `/proc`.
 const TICKS_PER_SECOND: i64 = 100;
-/// Where user and system time begin in [`fields`].
+/// Index in [`fields`] of the user time; the system time follows.
 const CPU_TIMES: usize = 11;
-/// Where it says when the process began, in ticks since the machine did.
+/// Index in [`fields`] of `starttime`: clock ticks from the machine's boot to the process's start.
 const STARTED: usize = 19;
 
-/// What `/proc/self/stat` says after the name, which stands in brackets and may have spaces.
+/// Returns the fields of `/proc/self/stat` after the process name. The name is in brackets and may
+/// contain spaces.
 fn fields(stat: &str) -> std::str::Split<'_, char> {
     stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ')
 }
 
-/// What the kernel says of this process (proc(5)).
+/// Writes the kernel's data about this process (proc(5)).
 pub(super) fn process(out: &mut Out<'_>) -> std::fmt::Result {
     let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
     let bytes = |name: &str| {
@@ -174,7 +176,7 @@ fn limit(of: rustix::process::Resource) -> i64 {
     signed(rustix::process::getrlimit(of).current.unwrap_or(u64::MAX))
 }
 
-/// File descriptors, under Prometheus' names and etcd's.
+/// Writes the numbers of file descriptors, under Prometheus' names and etcd's.
 pub(super) fn descriptors(out: &mut Out<'_>) -> std::fmt::Result {
     let open = fs_err::read_dir("/proc/self/fd").map_or(0, Iterator::count);
     let open = i64::try_from(open).unwrap_or(i64::MAX);

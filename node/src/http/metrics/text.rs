@@ -1,25 +1,25 @@
-//! Prometheus' text format, out of the OpenMetrics that the library writes.
+//! Conversion of the library's OpenMetrics to Prometheus' text format.
 //!
-//! The two differ in how a counter's family is named. Scrapers that ask for OpenMetrics take this one, too,
-//! and it is what etcd answers.
+//! The two name the family of a counter differently. Scrapers that ask for OpenMetrics accept this
+//! format too, and etcd answers in it.
 
 use std::fmt::Write as _;
 
-/// The format's name.
+/// Content type of Prometheus' text format.
 pub(super) const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 const HELP: &str = "# HELP ";
 const TYPE: &str = "# TYPE ";
 
-/// Counters of etcd whose names don't end with `_total`. The library knows none such, so that they are
-/// written as gauges.
+/// Counters of etcd whose names don't end with `_total`. The library can't write these, so they
+/// reach this code as gauges.
 const BARE_COUNTERS: [&str; 3] = [
     "etcd_server_health_failures",
     "etcd_server_health_success",
     "etcd_server_learner_promote_successes",
 ];
 
-/// The same metrics in Prometheus' words.
+/// Converts OpenMetrics text to Prometheus' text format.
 pub(super) fn plain(open_metrics: &str) -> String {
     let mut out = String::with_capacity(open_metrics.len());
     let mut help = None;

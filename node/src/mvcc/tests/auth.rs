@@ -1,4 +1,4 @@
-//! Users and roles are where everything else is.
+//! Tests that users and roles are stored, checkpointed and sent as all other data.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn user(name: &str) -> Change {
     Change::UserAdd(Password { name, hash, no_password: false })
 }
 
-/// A store with users, the last entry of which is the sixth.
+/// Makes a store with users. Its last entry has index 6.
 fn with_users(disk: &SimulatedDisk) -> Writer {
     let mut writer = open(disk, Compaction::Background);
     let (role, perm_type) = ("r".to_owned(), Type::Read.into());
@@ -94,7 +94,7 @@ fn a_snapshot_brings_users_and_ends_what_tokens_proved() {
     target.crash();
     drop(other);
     assert_eq!(auth(&open(&target, Compaction::Background)), auth(&source));
-    // Back to nobody.
+    // The state of a store without users replaces the users.
     let nobody = Writer::open(backend(&disk(3)), Options::default()).unwrap();
     let mut stream = Vec::new();
     nobody.store().view().write_snapshot(&mut stream).unwrap();

@@ -1,8 +1,8 @@
-//! Files that are not as they were left: an error, whatever the library makes of them.
+//! Tests that damaged files are reported as errors, whatever the library makes of them.
 
 use super::*;
 
-/// A store of some pages, closed in order; its bytes.
+/// Returns the bytes of a store of several pages that was closed in order.
 fn closed_store() -> Vec<u8> {
     let disk = disk(1);
     let mut writer = open(&disk, Compaction::Inline);

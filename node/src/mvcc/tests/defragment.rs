@@ -1,4 +1,4 @@
-//! A new file in the store's place: the same store, whatever comes in between.
+//! Tests of defragmentation: the new file has the same contents, whatever happens meanwhile.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ fn place(disk: &SimulatedDisk) -> StoreFile {
 
 const TIMES: u64 = 4;
 
-/// A store of `keys` keys with values of 8 KB, each written four times, compacted. Its view shows the
-/// compaction: one more write came after it, at the index 10,000.
+/// Makes a compacted store of `keys` keys with values of 8 KB, each written four times. One more
+/// write follows at index 10,000, so that the view includes the compaction.
 fn filled(disk: &SimulatedDisk, keys: u64) -> Writer {
     let mut writer = open(disk, Compaction::Background);
     let value = "v".repeat(8_000);
@@ -52,7 +52,7 @@ fn the_file_shrinks_and_holds_the_same() {
     assert!(done.after < store.record_bytes() * 3 / 2, "{done:?}");
     assert_eq!(store.file_bytes(), done.after);
     assert_eq!(everything(&store), before);
-    // A view of before can still be read, and writes go to the new file.
+    // The earlier view remains readable, and writes go to the new file.
     assert_eq!(store.hash_kv(&old, 0).unwrap(), store.hash_kv(&store.view(), 0).unwrap());
     assert!(file.upgrade().is_some());
     drop(old);
@@ -89,7 +89,7 @@ fn what_is_written_and_compacted_meanwhile_is_in_the_new_file() {
     put(&mut writer, index + 1, "key-00000", "meanwhile");
     compacted(&mut writer, index + 2);
     writer.checkpoint().unwrap();
-    // Of each key one, and the last write beside what was compacted of that key.
+    // One record per key, the last write, and a record of that key from before it.
     assert_eq!(store.stored_revisions().unwrap(), 102);
     let (after, hash) = (everything(&store), store.hash_kv(&store.view(), 0).unwrap());
     drop((writer, store));

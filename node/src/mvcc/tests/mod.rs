@@ -1,4 +1,4 @@
-//! The store against a plain model, over a disk that loses and tears what was not synced.
+//! Tests of the store against a simple model, on a disk that loses and tears what was not synced.
 
 mod auth;
 mod damage;
@@ -22,7 +22,7 @@ use crate::membership::Member;
 
 const DIR: &str = "/store";
 
-/// A directory for a store, there after any crash.
+/// Makes a disk with a directory and an empty store file that survive any crash.
 pub(crate) fn disk(seed: u64) -> SimulatedDisk {
     let disk = SimulatedDisk::new(seed);
     disk.create_dir(Path::new(DIR)).unwrap();
@@ -36,7 +36,7 @@ pub(crate) fn backend(disk: &SimulatedDisk) -> Backend {
     Backend::new(disk.open(&Path::new(DIR).join("db"), Open::Existing).unwrap()).unwrap()
 }
 
-/// A member that is bound to an incarnation and a key.
+/// Makes a member that is bound to an incarnation and a key.
 pub(crate) fn member(id: u64, name: &str) -> Member {
     Member {
         id: MemberId(id),
@@ -91,7 +91,7 @@ fn range(store: &Store, request: &RangeRequest) -> Result<RangeResponse, ReadErr
     store.range(&store.view(), request)
 }
 
-/// `key=value@version` of each key at `revision`.
+/// Formats each key at `revision` as `key=value@version`.
 fn show(store: &Store, revision: i64) -> Vec<String> {
     let request = RangeRequest { revision, ..everything() };
     let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).unwrap();

@@ -1,6 +1,7 @@
-//! Random histories: writes, deletes, compactions, checkpoints, kills, power cuts, snapshots. After
-//! each step the store must answer at every readable revision as a plain map per revision does, and
-//! a second copy that compacts at another pace must have equal checksums.
+//! Random histories of writes, deletes, compactions, checkpoints, kills, power cuts and snapshots.
+//!
+//! After each step the store must answer at every readable revision like a model with one map per
+//! revision. A second copy that compacts at another pace must have equal checksums.
 
 use std::collections::BTreeMap;
 
@@ -19,18 +20,19 @@ enum Change {
 #[derive(Clone, Debug)]
 enum Op {
     Write(Vec<Change>),
-    /// At this part (of 255) of the readable revisions.
+    /// Compacts at a fraction (of 255) of the readable revisions.
     Compact(u8),
     Checkpoint,
-    /// The process dies.
+    /// Kills the process.
     Kill,
-    /// A sync fails, if the next checkpoint asks for so many, and the process dies of it.
+    /// Makes the given sync of the next checkpoint fail, if it has that many, and then kills the
+    /// process.
     FailedSync(u8),
-    /// The machine does.
+    /// Cuts the machine's power.
     Crash,
-    /// The state moves to another machine.
+    /// Moves the state to another machine by a snapshot.
     Snapshot,
-    /// A piece of the other copy's compaction.
+    /// Runs one step of the second copy's compaction.
     Step,
 }
 
@@ -60,7 +62,7 @@ fn key(number: u8) -> Bytes {
 
 type Map = BTreeMap<Bytes, KeyValue>;
 
-/// What the store should hold: the whole map at each revision.
+/// Expected contents of the store: the whole map at each revision.
 struct Model {
     at: BTreeMap<i64, Map>,
     compacted: i64,
@@ -161,7 +163,7 @@ fn compare(writer: &Writer, model: &Model) {
 
 fn compare_hashes(a: &Writer, b: &Writer, model: &Model) {
     let (a, b) = (a.store(), b.store());
-    // At a compaction, who has compacted keeps the checksum from before.
+    // At the compaction revision itself, a copy that has compacted keeps the checksum from before.
     for revision in model.at.keys().filter(|revision| **revision > model.compacted) {
         let hash = |store: &Store| store.hash_kv(&store.view(), *revision).unwrap();
         assert_eq!(hash(&a), hash(&b), "checksum at {revision}");
@@ -209,7 +211,8 @@ fn run(ops: Vec<Op>, seed: u64) {
                 }
                 let durable = a.durable();
                 if matches!(op, Op::Crash) {
-                    // While the database is open: nothing may be tidied up on the way down.
+                    // The disk crashes while the database is open, so that closing it can't write
+                    // anything.
                     disk_a.crash();
                 } else {
                     disk_a.kill();
@@ -242,7 +245,7 @@ fn run(ops: Vec<Op>, seed: u64) {
     compare(&b, &model);
     compare_hashes(&a, &b, &model);
     let counts = (a.store().stored_revisions().unwrap(), b.store());
-    // The last view of `b` is older than its last piece.
+    // One more write publishes a view of `b` that includes its last compaction step.
     put(&mut b, log.len() as u64 + 1, "zz", "");
     assert_eq!(counts.0 + 1, counts.1.stored_revisions().unwrap(), "both copies keep as much");
 }

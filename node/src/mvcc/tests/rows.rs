@@ -1,4 +1,4 @@
-//! Tombstones of one request that lie together: nobody who reads can tell.
+//! Tests of rows with several tombstones: readers see no difference.
 
 use redb::ReadableTable as _;
 
@@ -7,22 +7,22 @@ use crate::lease::Lease;
 use crate::mvcc::revision::Revision;
 use crate::mvcc::rows::is_together;
 
-/// More than a row holds.
+/// Number of keys, more than one row of tombstones can hold.
 const KEYS: i64 = 1_000;
-/// The request that deletes them all.
+/// Revision of the request that deletes all keys.
 const REVOKED: i64 = KEYS + 2;
 
 fn key(number: i64) -> Bytes {
     bytes(&format!("/a/key/of/a/lease/{number:06}"))
 }
 
-/// So long that a frame of a snapshot ends among the tombstones.
+/// Returns a value long enough that a frame of a snapshot ends among the tombstones.
 fn value() -> Bytes {
     bytes(&"v".repeat(175))
 }
 
-/// A store whose lease had `KEYS` keys, one each at the revisions 2 and on, until it was revoked at
-/// `REVOKED`; and one that says so in a row for each.
+/// Makes a store with a lease of `KEYS` keys, one each at the revisions from 2 on. The lease was
+/// revoked at `REVOKED`.
 fn revoked(disk: &SimulatedDisk) -> Writer {
     let mut writer = open(disk, Compaction::Background);
     write(&mut writer, 1, |batch| {
@@ -41,7 +41,7 @@ fn revoked(disk: &SimulatedDisk) -> Writer {
     writer
 }
 
-/// The same store, as a snapshot brings it: with a row for each.
+/// Copies a store by a snapshot, which makes one row per tombstone.
 fn apart(writer: &Writer, disk: &SimulatedDisk) -> Writer {
     let mut stream = Vec::new();
     writer.store().view().write_snapshot(&mut stream).unwrap();
@@ -50,7 +50,7 @@ fn apart(writer: &Writer, disk: &SimulatedDisk) -> Writer {
     other
 }
 
-/// Rows of many tombstones, and all others.
+/// Counts the rows of several tombstones, and all other rows.
 fn rows(writer: &Writer) -> (usize, usize) {
     let view = writer.store().view();
     let all: Vec<bool> =
@@ -59,7 +59,7 @@ fn rows(writer: &Writer) -> (usize, usize) {
     (together, all.len() - together)
 }
 
-/// Every record, as whoever makes a copy sees it.
+/// Returns every record, as an export of the store sees them.
 fn seen(writer: &Writer) -> Vec<(Revision, Vec<u8>)> {
     let mut seen = Vec::new();
     let frozen = writer.store().freeze().unwrap();
@@ -81,7 +81,7 @@ fn hashes(writer: &Writer, revisions: &[i64]) -> Vec<KeyValueHash> {
 fn compact(writer: &mut Writer, index: u64, revision: i64) {
     write(writer, index, |batch| batch.compact(revision).unwrap());
     writer.store().compact_all().unwrap();
-    // A view of it.
+    // Publishes a view that includes the compaction.
     put(writer, index + 1, "z", "");
 }
 
@@ -112,7 +112,7 @@ fn they_are_known_again_after_a_restart() {
     writer.checkpoint().unwrap();
     disk.crash();
     drop(writer);
-    // One row of them at a time is taken away.
+    // Each step deletes one such row.
     let steps = Options {
         compaction: Compaction::Background,
         compacted_keys_per_step: 64,
@@ -180,7 +180,7 @@ fn a_compaction_that_stops_among_them_goes_on_after_a_restart() {
     write(&mut writer, 3_000, |batch| batch.compact(REVOKED).unwrap());
     writer.store().compact_step().unwrap();
     put(&mut writer, 3_001, "z", "");
-    // A newer one starts over, and takes away what the older one's keys have left lying.
+    // A newer compaction starts from the first key, and also deletes what the older one left.
     write(&mut writer, 3_002, |batch| batch.compact(REVOKED + 1).unwrap());
     writer.store().compact_step().unwrap();
     writer.checkpoint().unwrap();

@@ -1,4 +1,4 @@
-//! The snapshot stream: whole or nothing.
+//! Tests of the snapshot stream: it is installed as a whole or not at all.
 
 use node_proto::etcdserverpb::AlarmMember;
 
@@ -32,7 +32,7 @@ fn everything_replicated_comes_across_and_survives_a_power_cut() {
     let writer = filled();
     let target = disk(2);
     let mut other = open(&target, Compaction::Background);
-    // Records in rows that the stream has none for.
+    // These records are in rows that the stream doesn't have.
     write(&mut other, 1, |batch| {
         for key in ["old", "older", "oldest"] {
             batch.put(bytes(key), bytes("gone"), 0).unwrap();

@@ -1,13 +1,15 @@
-//! Answers that wait until the client takes them, and what each makes us keep.
+//! Accounting for answers that clients have not read yet.
 //!
-//! A client says itself how much it is ready to receive, and may say: nothing. So what an answer
-//! holds is counted until the last byte of it has gone out. The API counts what it gathers, before
-//! the answer is whole, and refuses what would be too much; the bytes that it was written as stand
-//! for the same here. Of any other answer each piece is counted as it is written, and the next one
-//! is not asked for before there is room.
+//! A client determines itself how much it is ready to receive, which may be nothing. So the memory
+//! of an answer is charged until its last byte was sent.
 //!
-//! A client that has whole answers to take, and takes nothing of any for long, is sent away. Not so
-//! one that doesn't read its watches: they wait, and read the store when it goes on.
+//! - The API charges what it gathers before the answer is complete, and refuses what would be too
+//!   much. The encoded bytes of that answer are covered by the same charge here.
+//! - Of any other answer, each piece is charged as it is written. The next piece is only requested
+//!   once there is room for it.
+//!
+//! A client with complete answers to read that reads nothing for long is disconnected. A client
+//! that doesn't read its watches isn't: they wait, and read the store when it continues.
 
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -26,32 +28,32 @@ use crate::http::is_grpc;
 use crate::rpc::ClientBytes;
 use crate::shares::{Account, Bounds, Charge, Part, Room};
 
-/// For one connection.
+/// Maximum bytes of unread answers of one connection.
 const CONNECTION_BYTES: usize = 256 << 20;
-/// For all of them, in shares.
+/// Maximum bytes of unread answers of all connections, which share them.
 const ALL_BYTES: usize = 512 << 20;
-/// So much anybody may leave unread, whatever the others do.
+/// Bytes that each connection may leave unread, whatever the others use.
 const LEAST_BYTES: usize = 1 << 20;
-/// A piece of an answer that is written as it goes.
+/// Bytes reserved for a piece of an answer that is written in pieces.
 const PIECE_BYTES: usize = 2 << 20;
-/// What is handed on at a time: the client has taken the last such part when it gets the next.
+/// Bytes passed to the HTTP library at a time. It takes the next part once the last one was sent.
 const PART_BYTES: usize = 64 << 10;
-/// After there was no room for a piece.
+/// Wait before another attempt to reserve room for a piece.
 const AGAIN: Duration = Duration::from_millis(50);
-/// To who leaves too much unread.
+/// Error text for a client that leaves too much unread.
 const UNREAD: &str = "too many answers wait to be read; read them first\n";
 
-/// What all connections have not taken yet.
+/// Makes the account of unread answers for all connections.
 pub(super) fn room() -> Arc<Room> {
     let bounds = Bounds { connection: CONNECTION_BYTES, all: ALL_BYTES, least: LEAST_BYTES };
     Room::new(bounds)
 }
 
-/// What one connection has not taken yet.
+/// Unread answers of one connection.
 #[derive(Debug)]
 pub(super) struct Answers {
     pub(super) account: Arc<Account>,
-    /// Pieces that were written and have not gone out.
+    /// Number of pieces that were written and are not sent yet.
     pieces: AtomicUsize,
     waiting: Mutex<Waiting>,
     bytes: Arc<ClientBytes>,
@@ -59,14 +61,15 @@ pub(super) struct Answers {
 
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
-    /// Whole answers.
+    /// Number of complete answers that wait.
     answers: usize,
-    /// When something of any was taken last, or the first of them came.
+    /// Time at which a part of any answer was last read, or at which the first of them began to
+    /// wait.
     taken: Instant,
 }
 
 impl Answers {
-    /// None yet, of a connection from `address`.
+    /// Makes the accounting for a new connection from `address`.
     pub(super) fn open(room: &Arc<Room>, address: IpAddr, bytes: Arc<ClientBytes>) -> Arc<Self> {
         Arc::new(Self {
             account: room.open(address),
@@ -76,7 +79,7 @@ impl Answers {
         })
     }
 
-    /// Returns once answers wait of which nothing was taken for `patience`.
+    /// Returns once answers wait of which nothing was read for `patience`.
     pub(super) async fn unread(&self, patience: Duration) {
         loop {
             sleep(patience / 4).await;
@@ -96,8 +99,8 @@ impl Answers {
         self.with(|waiting| waiting.taken = Instant::now());
     }
 
-    /// Counts what leaves with `response`: what the API has charged for it, else its bytes, if it
-    /// is known how many.
+    /// Wraps `response` so that its memory is charged until it is sent. Uses the API's charge if
+    /// there is one; otherwise charges its length, if that is known.
     pub(super) fn count(self: &Arc<Self>, mut response: Response) -> Response<Counted> {
         let bytes = response.body().size_hint().exact().and_then(|n| usize::try_from(n).ok());
         let mut charge = response.extensions_mut().remove::<Arc<Charge>>();
@@ -118,7 +121,7 @@ impl Answers {
     }
 }
 
-/// An answer that was there as a whole before the first byte was taken.
+/// Guard for an answer that was complete before its first byte was read.
 #[derive(Debug)]
 struct Whole {
     answers: Arc<Answers>,
@@ -146,7 +149,7 @@ impl Drop for Whole {
     }
 }
 
-/// A piece of an answer that is written as it goes.
+/// Guard for a piece of an answer that is written in pieces.
 struct Piece {
     answers: Arc<Answers>,
     _charge: Charge,
@@ -158,7 +161,7 @@ impl Drop for Piece {
     }
 }
 
-/// Bytes, and what is to be kept until they have gone out.
+/// Bytes together with a guard that is kept until they are sent.
 struct Held<K> {
     bytes: Bytes,
     _kept: K,
@@ -174,23 +177,23 @@ fn hold<K: Send + 'static>(bytes: Bytes, kept: K) -> Bytes {
     Bytes::from_owner(Held { bytes, _kept: kept })
 }
 
-/// An answer's body, counted until it has gone out.
+/// Body of an answer, charged until it is sent.
 #[derive(Debug)]
 pub(super) struct Counted {
     inner: axum::body::Body,
     answers: Arc<Answers>,
     grpc: bool,
-    /// `None` if it is written piece by piece.
+    /// Guard of a complete answer; `None` if the answer is written in pieces.
     whole: Option<Arc<Whole>>,
-    /// Written, and not handed on yet.
+    /// Bytes that were written but not passed to the HTTP library yet.
     rest: Bytes,
-    /// Waits for room.
+    /// Timer before the next attempt to reserve room.
     again: Option<Pin<Box<Sleep>>>,
 }
 
 impl Counted {
-    /// Room for the next piece, when there is some. A connection of which no piece waits always
-    /// gets on by one.
+    /// Waits for room for the next piece. A connection with no waiting piece always gets room for
+    /// one.
     fn reserve(&mut self, context: &mut Context<'_>) -> Poll<Charge> {
         loop {
             if let Some(again) = &mut self.again {
@@ -206,11 +209,11 @@ impl Counted {
         }
     }
 
-    /// The next part of what was written.
+    /// Returns the next part of the written bytes.
     fn part(&mut self) -> Frame<Bytes> {
         let part = self.rest.split_to(self.rest.len().min(PART_BYTES));
         if self.rest.is_empty() {
-            // The part alone holds what is kept from here on.
+            // From now on the returned part alone holds the guard.
             self.rest = Bytes::new();
         }
         Frame::data(part)

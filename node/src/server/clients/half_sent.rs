@@ -1,12 +1,15 @@
-//! Requests that have begun and not ended, and what each makes us keep.
+//! Accounting for requests that have begun and not ended.
 //!
-//! A message is gathered in memory before anybody looks at it, on each of the streams that a
-//! connection may have open: a client that never ends what it begins could fill all memory. So what
-//! a request holds is counted from the moment that it is waited for: its stream, and its message as
-//! large as the header claims, since the library makes room for that before a byte of it has come.
-//! What would be too much is refused as a full queue refuses. A request that is there when it is
-//! first asked for costs nothing. A message that is compressed costs what it has on the wire until it is all
-//! there, and from then on what it is, until the call is answered (`unfold`).
+//! A message is gathered in memory before it is processed, on each stream that a connection may
+//! open. So a client that never ends its requests could fill all memory. Therefore a request is
+//! charged from the moment that the server waits for it:
+//!
+//! - Its stream, and its message with the length that its header states. tonic allocates that
+//!   memory before the first byte arrives.
+//! - A request that would be too much is refused with the same error as a full queue.
+//! - A request that is complete when it is first read costs nothing.
+//! - A compressed message costs its compressed length until it is complete. Then it costs its
+//!   decompressed length until the call is answered (`unfold`).
 
 use std::mem;
 use std::net::IpAddr;
@@ -25,50 +28,51 @@ use crate::gateway;
 use crate::rpc;
 use crate::shares::{Account, Bounds, Charge, Part, Room};
 
-/// For one connection.
+/// Maximum bytes of unfinished requests of one connection.
 const CONNECTION_BYTES: usize = 32 << 20;
-/// For all of them, in shares that are never less than the largest request takes.
+/// Maximum bytes of unfinished requests of all connections. They share it, and each may always take
+/// as much as the largest request needs.
 const ALL_BYTES: usize = 128 << 20;
-/// What a stream keeps beside its message: headers, the library's first buffer, its task.
+/// Bytes of a stream besides its message: headers, tonic's first buffer, its task.
 const STREAM_BYTES: usize = 16 << 10;
-/// A stream of messages that has all of those that it began is somebody's, and no longer counted,
-/// unless one of them took more than this: the buffer stays as large.
+/// A message stream without an unfinished message is no longer charged, unless one of its messages
+/// was longer than this. tonic's buffer keeps the size of the longest message.
 const SMALL_BYTES: usize = 4 << 10;
-/// What the library takes where we don't say how much. It makes no room for a larger message,
-/// nor for one larger than the largest request, but refuses it.
+/// tonic's own limit for messages, which applies where we set none. tonic refuses a longer message,
+/// or one above the limit that we set, without allocating memory for it.
 const LIBRARY_BYTES: usize = 4 << 20;
-/// A message's flag and length.
+/// Length of a gRPC message's header: flag and length.
 pub(super) const HEADER: usize = 5;
 
-/// As the library says it of a message that isn't compressed.
+/// tonic's error text for a message that ends too early, used for compressed messages as well.
 const BROKEN_OFF: &str = "Unexpected EOF decoding stream.";
 
-/// What all connections hold.
+/// Accounting for the unfinished requests of all connections.
 #[derive(Clone, Debug)]
 pub(super) struct HalfSent {
     room: Arc<Room>,
     largest_request: usize,
-    /// Claims above this are not believed.
+    /// Maximum message length for which tonic would allocate memory.
     most: usize,
-    /// What came of it.
+    /// Counters of received bytes, for the metrics.
     bytes: Arc<rpc::ClientBytes>,
 }
 
 impl HalfSent {
     pub(super) fn new(largest_request: usize) -> Self {
         let most = largest_request.max(LIBRARY_BYTES);
-        // What the largest that is not refused on sight holds.
+        // Memory held by the largest request that isn't refused because of its length.
         let least = STREAM_BYTES + HEADER + most;
         let bounds = Bounds { connection: CONNECTION_BYTES, all: ALL_BYTES, least };
         Self { room: Room::new(bounds), largest_request, most, bytes: Arc::default() }
     }
 
-    /// Adds what comes over gRPC to these.
+    /// Sets the counters to which bytes received over gRPC are added.
     pub(super) fn counted(self, bytes: &Arc<rpc::ClientBytes>) -> Self {
         Self { bytes: Arc::clone(bytes), ..self }
     }
 
-    /// The account of one connection.
+    /// Opens the account of a new connection.
     pub(super) fn open(&self, address: IpAddr) -> Sender {
         Sender {
             account: self.room.open(address),
@@ -79,7 +83,7 @@ impl HalfSent {
     }
 }
 
-/// Who sends requests on one connection.
+/// Account and limits of one connection for the requests that it sends.
 #[derive(Clone, Debug)]
 pub(super) struct Sender {
     account: Arc<Account>,
@@ -88,31 +92,31 @@ pub(super) struct Sender {
     bytes: Arc<rpc::ClientBytes>,
 }
 
-/// What a request's body consists of.
+/// Kind of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Bytes, gathered until the request ends.
+    /// Bytes that are gathered until the request ends.
     Plain,
-    /// Values, each served when it is there: what was served is gone.
+    /// JSON values, each of which is served and freed once it is complete.
     Values,
-    /// A message of gRPC's, kept until the request ends.
+    /// A gRPC message, kept until the request ends.
     Unary,
-    /// Messages, of which each is served when it is there.
+    /// gRPC messages, each of which is served once it is complete.
     Stream,
 }
 
 impl Sender {
-    /// What compressed messages become is charged to this one as well.
+    /// Returns a charge to this connection for decompressed messages.
     pub(super) fn unanswered(&self) -> Unanswered {
         Unanswered::new(&self.account)
     }
 }
 
-/// A request's body, counted while it comes.
+/// Body of a request, charged while it is received.
 #[derive(Debug)]
 pub(super) struct Counted<B> {
     inner: B,
-    /// Where messages may be compressed.
+    /// Decompresser, if the request's messages may be compressed.
     unfolder: Option<Unfolder>,
     messages: Messages,
     charge: Charge,
@@ -120,18 +124,19 @@ pub(super) struct Counted<B> {
     bytes: Arc<rpc::ClientBytes>,
 }
 
-/// What has come of a request's messages, and what they claimed.
+/// Received part of a request's messages, and the lengths that they state.
 #[derive(Debug)]
 struct Messages {
     kind: Kind,
-    /// Claims above this are not believed.
+    /// Maximum message length for which tonic would allocate memory.
     most: usize,
     header: [u8; HEADER],
     header_seen: usize,
     left: usize,
-    /// What the message that is coming, or came last, has or will have; of a unary request all.
+    /// Length of the current or last message with its header. For a unary request, of all its
+    /// bytes.
     held: usize,
-    /// The most that was held.
+    /// Highest value that `held` has had.
     largest: usize,
 }
 
@@ -139,7 +144,8 @@ impl Messages {
     fn advance(&mut self, mut data: &[u8]) {
         match self.kind {
             Kind::Plain => self.held += mem::take(&mut data).len(),
-            // Nobody here knows where they end. There is no more than one of the largest.
+            // The end of a value isn't known here. At most one value of the maximum size is in
+            // memory.
             Kind::Values => {
                 let largest = self.most * gateway::REQUEST_GROWTH;
                 self.held = largest.min(self.held + mem::take(&mut data).len());
@@ -173,8 +179,8 @@ impl Messages {
         self.largest = self.largest.max(self.held);
     }
 
-    /// What the request makes us keep while its next bytes are waited for, of which so many are there, or
-    /// will be, of a compressed message.
+    /// Returns the bytes to charge while the request's next bytes are awaited. `folded` is the full
+    /// length of a compressed message that is incomplete.
     fn cost(&self, folded: usize) -> usize {
         let between = self.header_seen == 0 && self.largest > 0 && folded == 0;
         if self.kind == Kind::Stream && between {
@@ -185,7 +191,7 @@ impl Messages {
 }
 
 impl<B> Counted<B> {
-    /// Counts `inner`, which `sender` sends.
+    /// Wraps the body `inner` of a request that `sender` sends.
     pub(super) fn new(inner: B, sender: &Sender, kind: Kind) -> Self {
         let messages = Messages {
             kind,
@@ -201,18 +207,18 @@ impl<B> Counted<B> {
         Self { inner, unfolder: None, messages, charge, refused: false, bytes }
     }
 
-    /// The same where messages may be compressed: who reads them has them as they are.
+    /// Decompresses the body's messages, so that the reader gets plain ones.
     pub(super) fn unfolded(self, sender: &Sender) -> Self {
         Self { unfolder: Some(Unfolder::new(sender.largest_request)), ..self }
     }
 
-    /// And where they are kept until the call is answered.
+    /// Charges the decompressed messages to `unanswered`, until the call is answered.
     pub(super) fn keeping(mut self, unanswered: Unanswered) -> Self {
         self.unfolder = self.unfolder.map(|unfolder| unfolder.keeping(unanswered));
         self
     }
 
-    /// Charges what the request costs now. False if that is too much.
+    /// Charges what the request costs now. Returns false if that is too much.
     fn charge(&mut self) -> bool {
         let folded = self.unfolder.as_ref().map_or(0, Unfolder::held);
         self.charge.set(self.messages.cost(folded), Part::WHOLE)
@@ -224,7 +230,7 @@ where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
 {
-    /// The next frame, as whoever reads the request will have it.
+    /// Returns the next frame with decompressed messages.
     fn poll_unfolded(
         &mut self,
         context: &mut Context<'_>,
@@ -237,7 +243,8 @@ where
             }
             let polled = Pin::new(&mut self.inner).poll_frame(context).map_err(Into::into)?;
             let Some(frame) = ready!(polled) else {
-                // Half a message, which nobody else has seen anything of.
+                // The body ends within a compressed message. The reader has seen nothing of it, so
+                // the error is made here.
                 let broken = self.unfolder.take().is_some_and(|unfolder| !unfolder.is_empty());
                 return Poll::Ready(broken.then(|| Err(Status::internal(BROKEN_OFF).into())));
             };

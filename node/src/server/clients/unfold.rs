@@ -1,12 +1,13 @@
-//! Requests whose messages a client has compressed with gzip, as grpc-go takes them (`decompress` in its
-//! rpc_util.go).
+//! Decompression of request messages that clients have compressed with gzip. It follows grpc-go
+//! (`decompress` in its rpc_util.go).
 //!
-//! A message is unfolded here and not by the library, before anything behind this sees it: so what a request
-//! holds is counted in bytes that it has, once it has them, and not in those that it took on the wire, of which
-//! each may become a thousand. The library's own unfolding keeps up to twice that, says to nobody how much, and
-//! looks at nothing behind the first of several gzip members.
+//! Messages are decompressed here and not by tonic, before any other code sees them. So a request
+//! is charged with its decompressed length, which can be a thousand times the length on the wire.
+//! tonic's own decompression keeps up to twice that length in memory, and can't report it. It also
+//! ignores everything after the first of several gzip members.
 //!
-//! Answers are never compressed: etcd's are, if the request was, but a client has to take both.
+//! Answers are never compressed. etcd compresses an answer if its request was compressed, but
+//! clients must accept both.
 
 use std::io::{self, Read as _};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,17 +21,17 @@ use super::half_sent::HEADER;
 use crate::rpc;
 use crate::shares::{Account, Charge, Part};
 
-/// Says how a call's messages are compressed, those that are.
+/// Header with the compression of a call's messages.
 const ENCODING: &str = "grpc-encoding";
 const GZIP: &str = "gzip";
-/// The flag of a message that is.
+/// gRPC flag byte of a compressed message.
 const FOLDED: u8 = 1;
-/// What a message may be made of, while clients make it of one. Each costs a state of its own, and a message
-/// has room for a hundred thousand. (etcd has no limit.)
+/// Maximum number of gzip members in a message. Clients write a single one. Each costs a decoder
+/// state, and a message could contain a hundred thousand of them. (etcd has no limit.)
 const MAX_MEMBERS: usize = 64;
 
-/// Whether a call's messages may be compressed with gzip. Then it says so no longer: whoever comes next has
-/// them as they are. What is compressed in another way the library refuses.
+/// Whether a call's messages may be compressed with gzip. If so, the header is removed, since the
+/// reader gets decompressed messages. tonic refuses other compressions.
 pub(super) fn is_folded(headers: &mut HeaderMap) -> bool {
     let folded = headers.get(ENCODING).is_some_and(|encoding| encoding == GZIP);
     if folded {
@@ -39,8 +40,8 @@ pub(super) fn is_folded(headers: &mut HeaderMap) -> bool {
     folded
 }
 
-/// What a call's compressed messages became, charged to who sent them until the call is answered: a connection
-/// can send a thousand of them in the time in which one is served.
+/// Charge for a call's decompressed messages, until the call is answered. A connection could send a
+/// thousand such messages while a single one is processed.
 #[derive(Clone, Debug)]
 pub(super) struct Unanswered(Arc<Mutex<Charge>>);
 
@@ -49,7 +50,8 @@ impl Unanswered {
         Self(Arc::new(Mutex::new(Charge::new(account))))
     }
 
-    /// Unfolds one more, if there is room for the largest: what has none costs no time either.
+    /// Runs `unfold` and charges the result, if there is room for the largest message. Without room
+    /// the message isn't decompressed, so it costs no time either.
     fn take(
         &self,
         largest: usize,
@@ -62,31 +64,31 @@ impl Unanswered {
         }
         let unfolded = unfold();
         let has = unfolded.as_ref().map_or(0, Bytes::len);
-        // It was as much at least.
+        // The new charge is at most the reserved one, so it always fits.
         charge.force(before + has);
         unfolded
     }
 }
 
-/// A body's messages, of which those that are compressed are replaced by what they are.
+/// Decompresser for the messages of a request body. Plain messages pass through it.
 #[derive(Debug)]
 pub(super) struct Unfolder {
-    /// What a message may take, compressed or not.
+    /// Maximum length of a message, both compressed and decompressed.
     largest: usize,
     unanswered: Option<Unanswered>,
-    /// What has come and was not looked at.
+    /// Received bytes that were not processed yet.
     rest: Bytes,
     next: Next,
 }
 
-/// What comes next in a body.
+/// Next part of a body.
 #[derive(Debug)]
 enum Next {
-    /// A message's flag and length, of which so many bytes are there.
+    /// Flag and length of a message, of which that many bytes have arrived.
     Header([u8; HEADER], usize),
-    /// So many bytes of a message that is as it is.
+    /// Plain message, of which that many bytes are missing.
     Plain(usize),
-    /// So many bytes of a compressed one, after these.
+    /// Compressed message: the bytes that have arrived, and the number of missing ones.
     Folded(BytesMut, usize),
 }
 
@@ -97,18 +99,18 @@ impl Unfolder {
         Self { largest, unanswered: None, rest: Bytes::new(), next: START }
     }
 
-    /// The same for a call whose messages are kept until it is answered.
+    /// Charges the decompressed messages to `unanswered`, until the call is answered.
     pub(super) fn keeping(self, unanswered: Unanswered) -> Self {
         Self { unanswered: Some(unanswered), ..self }
     }
 
-    /// Takes what has come, once all that came before was asked for.
+    /// Adds received bytes. All earlier bytes must have been processed by [`Self::next`].
     pub(super) fn add(&mut self, data: Bytes) {
         debug_assert!(self.rest.is_empty(), "what came before is gone");
         self.rest = data;
     }
 
-    /// What a compressed message that isn't all there has or will have.
+    /// Returns the full length of a compressed message that is incomplete; 0 if there is none.
     pub(super) fn held(&self) -> usize {
         match &self.next {
             Next::Folded(message, left) => HEADER + message.len() + left,
@@ -117,15 +119,15 @@ impl Unfolder {
         }
     }
 
-    /// Whether everything that came was handed on.
+    /// Whether all received bytes were returned.
     pub(super) fn is_empty(&self) -> bool {
         self.rest.is_empty() && self.held() == 0
     }
 
-    /// What is there to hand on, no more than one message at a time; `None` until more has come.
+    /// Returns the next bytes for the reader, of at most one message; `None` until more bytes are
+    /// added.
     ///
-    /// # Errors
-    /// In the words of grpc-go.
+    /// # Errors The errors have the texts of grpc-go.
     pub(super) fn next(&mut self) -> Result<Option<Bytes>, Status> {
         while !self.rest.is_empty() {
             match &mut self.next {
@@ -164,7 +166,7 @@ impl Unfolder {
         Ok(None)
     }
 
-    /// A message begins: what of it can be handed on at once.
+    /// Begins a message after its header. Returns the bytes that can be passed on at once.
     fn begin(&mut self, header: [u8; HEADER]) -> Result<Option<Bytes>, Status> {
         let [flag, a, b, c, d] = header;
         let length = u32::from_be_bytes([a, b, c, d]) as usize;
@@ -191,8 +193,8 @@ impl Unfolder {
     }
 }
 
-/// A compressed message as the one that it is, its header included, if it takes no more than `largest`: no more
-/// than one byte beyond that is unfolded.
+/// Decompresses a message of at most `largest` bytes, and returns it with a header. At most one
+/// byte beyond the limit is decompressed.
 fn unfold(message: &[u8], largest: usize) -> Result<Bytes, Status> {
     let mut unfolded = vec![0; HEADER];
     let (mut rest, mut members, mut begun) = (message, 0, false);
@@ -223,7 +225,7 @@ fn unfold(message: &[u8], largest: usize) -> Result<Bytes, Status> {
     Ok(unfolded.into())
 }
 
-/// As Go says it, as far as it is told apart here.
+/// Returns Go's text for an error, as far as its causes can be distinguished here.
 fn why(message: &[u8], error: &io::Error) -> &'static str {
     match (error.kind(), error.to_string().as_str()) {
         _ if message.is_empty() => "EOF",

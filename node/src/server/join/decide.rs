@@ -1,4 +1,4 @@
-//! What a new member makes of what the cluster's members say: pure.
+//! Decisions of a new member, from the answers of the cluster's members. Pure.
 
 use std::{
     cmp::Reverse,
@@ -15,74 +15,75 @@ use crate::{
     transport::Source,
 };
 
-/// The oldest release whose cluster this build can be a member of.
+/// Oldest release whose cluster this build can join.
 const OLDEST_CLUSTER: Version = Version { major: 0, minor: 1 };
 
-/// Why this member can't join. Texts are etcd's (`etcdserver/bootstrap.go`,
+/// Reason why this member can't join. The texts are etcd's (`etcdserver/bootstrap.go`,
 /// `membership.ValidateClusterAndAssignIDs`).
 #[derive(Debug, thiserror::Error)]
 pub enum JoinRefusal {
-    /// Nobody answered.
+    /// No member answered.
     #[error(
         "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs"
     )]
     NobodyAnswers,
-    /// Those who answered are members of different clusters, and most of them of none.
+    /// The answering members are of different clusters, and no cluster has most of them.
     #[error(
         "cluster ID mismatch: {0} and {1} answer at the peer URLs of --initial-cluster, and neither is the cluster of most of them; see which members run on another cluster's data, or began a cluster of their own"
     )]
     Clusters(ClusterId, ClusterId),
-    /// So many of the others run as another cluster that the new one could never have a leader.
+    /// So many of the other members run in another cluster that the new one could never elect a
+    /// leader.
     #[error(
         "cluster {running} runs already at the peer URLs of --initial-cluster, and this member, which has no data, would begin another one, {own}: to become a member of that cluster, have it added there (member add) and start it with --initial-cluster-state=existing; if it was a member before and its disk was lost, remove that member first"
     )]
     RunsAlready {
-        /// The cluster that answers.
+        /// Cluster of the members that answered.
         running: ClusterId,
-        /// The one that would begin.
+        /// Cluster that this member would begin.
         own: ClusterId,
     },
-    /// It is older than the cluster, or the cluster older than it can join.
+    /// This build is older than the cluster, or the cluster is older than this build supports.
     #[error(
         "incompatible with current running cluster: this is muster-node {own}, and the cluster's oldest member runs {cluster}; {}",
         remedy(.own, .cluster)
     )]
     Incompatible {
-        /// This build.
+        /// Version of this build.
         own: Version,
-        /// The lowest version that a member runs.
+        /// Lowest version that a member runs.
         cluster: Version,
     },
-    /// No member said which version it runs.
+    /// No member stated its version.
     #[error("incompatible with current running cluster: no member says which version it runs")]
     NoVersion,
-    /// It has another key than it was added with.
+    /// This member has another key than it was added with.
     #[error(
         "this member was added with the key {bound}, and the certificate in --peer-cert-file has {}: start it with the certificate of that key, or remove the member and add it with the other one",
         shown_key(.own)
     )]
     Key {
-        /// What its record says.
+        /// Key in this member's record.
         bound: NodeKey,
-        /// Its own.
+        /// Key of this member's certificate, if it has one.
         own: Option<NodeKey>,
     },
-    /// `--initial-cluster` has another number of members than the cluster.
+    /// `--initial-cluster` and the cluster have different numbers of members.
     #[error("error validating peerURLs {0}: member count is unequal")]
     Count(String),
-    /// A member of the cluster is not in `--initial-cluster`.
+    /// A member of the cluster is missing in `--initial-cluster`.
     #[error(
         "error validating peerURLs {cluster}: unmatched member while checking PeerURLs: no match found for existing member ({id}, [{urls}])"
     )]
     Unmatched {
-        /// The cluster, as etcd shows one.
+        /// The cluster's members, in etcd's format.
         cluster: String,
-        /// Which member.
+        /// ID of the missing member.
         id: MemberId,
-        /// Where it is reached.
+        /// Peer URLs of the missing member.
         urls: String,
     },
-    /// It is a member, and nobody gave it the state.
+    /// This member belongs to the cluster, but no member sent it the state.
     #[error("cannot fetch the cluster's state from any member: {0}")]
     NoState(String),
 }
@@ -99,7 +100,7 @@ fn shown_key(own: &Option<NodeKey>) -> String {
     own.map_or_else(|| "none".to_owned(), |own| own.to_string())
 }
 
-/// What of a version counts for whether two can be members of one cluster.
+/// The parts of a version that decide whether two builds can be members of one cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
     major: u64,
@@ -119,26 +120,26 @@ impl fmt::Display for Version {
     }
 }
 
-/// This member, before it is one.
+/// This member before it has joined the cluster.
 pub(super) struct Newcomer<'a> {
     pub config: &'a Config,
-    /// The key that it proves itself by, if it has one.
+    /// Public key of its certificate, if it has one.
     pub key: Option<NodeKey>,
-    /// The version of this build.
+    /// Version of this build.
     pub version: &'a str,
 }
 
-/// What the cluster has said.
+/// Result of a decision to join.
 pub(in crate::server) struct Joining {
     pub cluster: ClusterId,
-    /// Which of its members this one is.
+    /// ID of this member in the cluster.
     pub member: MemberId,
-    /// Who has answered, the most advanced first.
+    /// Members that answered, those with the newest member list first.
     pub(super) sources: Vec<Source>,
 }
 
-/// Of the cluster that most of those who answered are members of, the most advanced answer is
-/// compared with the flags.
+/// Decides whether and as which member this one can join. The cluster is the one of most of the
+/// answering members. Its newest member list is compared with the flags.
 pub(super) fn decide(
     newcomer: &Newcomer<'_>,
     mut answers: Vec<(Census, PeerUrl)>,
@@ -169,10 +170,12 @@ pub(super) fn decide(
     Ok(Joining { cluster, member: own.id, sources: sources.collect() })
 }
 
-/// Whether `own`, which has no data, has run as a member of `initial` before: then it has lost what it
-/// promised, whatever the others have lost. A member says its client URLs when it runs (etcd's
-/// `isMemberBootstrapped` goes by them, too). Not where a member document says them from the beginning:
-/// that one binds each member to its data directory.
+/// Whether `own`, which has no data, has run as a member of `initial` before. Then it has lost its
+/// promises, whatever the others have lost.
+///
+/// A member publishes its client URLs when it runs, and etcd's `isMemberBootstrapped` uses them
+/// too. They prove nothing if a member document states them from the beginning. But such a document
+/// binds each member to its data directory.
 pub(super) fn has_run(
     initial: &InitialCluster,
     own: &InitialMember,
@@ -186,8 +189,8 @@ pub(super) fn has_run(
     members.any(|member| member.id == own.id.0 && !member.client_urls.is_empty())
 }
 
-/// Whether `initial` can begin, going by what its members say: with as many as run as other clusters
-/// it must be able to have a leader.
+/// Checks, from the answers of its members, whether `initial` can begin. Without the members that
+/// run in other clusters it must still be able to elect a leader.
 pub(super) fn may_begin(
     initial: &InitialCluster,
     answers: &[(Census, PeerUrl)],
@@ -206,8 +209,8 @@ pub(super) fn may_begin(
     }
 }
 
-/// The cluster that more than half of those who answered are members of. One of another cluster, at
-/// a peer URL of this one, is a member that was wiped and began a cluster of its own.
+/// Returns the cluster of more than half of the answering members. A member of another cluster at
+/// one of the peer URLs was wiped, and began a cluster of its own.
 fn believed(answers: &[(Census, PeerUrl)]) -> Result<ClusterId, JoinRefusal> {
     let mut clusters: BTreeMap<ClusterId, BTreeSet<u64>> = BTreeMap::new();
     for (census, _) in answers {
@@ -223,8 +226,8 @@ fn believed(answers: &[(Census, PeerUrl)]) -> Result<ClusterId, JoinRefusal> {
     }
 }
 
-/// As in etcd (`isCompatibleWithVers`), a cluster is as old as its oldest member. Who doesn't say
-/// which version it runs has no say.
+/// Checks the versions. As in etcd (`isCompatibleWithVers`), a cluster's version is that of its
+/// oldest member. Members that state no version are ignored.
 fn check_version(own: &str, answers: &[(Census, PeerUrl)]) -> Result<(), JoinRefusal> {
     let said = answers.iter().filter_map(|(census, _)| Version::parse(&census.version));
     let cluster = said.min().ok_or(JoinRefusal::NoVersion)?;
@@ -236,8 +239,8 @@ fn check_version(own: &str, answers: &[(Census, PeerUrl)]) -> Result<(), JoinRef
     }
 }
 
-/// The record of the member that has this one's URLs; every other member must have those of another
-/// one of `--initial-cluster`.
+/// Returns the record of the member that has this one's URLs. Every other member must have the URLs
+/// of another entry in `--initial-cluster`.
 fn own_record<'a>(
     config: &Config,
     cluster: ClusterId,
@@ -264,7 +267,8 @@ fn own_record<'a>(
             }
         }
     }
-    // As many members as flags, all found, and no URL twice: this one is among them.
+    // There are as many members as flags, each was found, and no URL occurs twice. So this member
+    // is one of them.
     own.ok_or_else(|| JoinRefusal::Count(shown(cluster, members)))
 }
 
@@ -275,7 +279,7 @@ fn same_places(one: &[PeerUrl], other: &[PeerUrl]) -> bool {
     one.len() == other.len() && within(one, other) && within(other, one)
 }
 
-/// As etcd's log shows a cluster.
+/// Formats a cluster as etcd's log does.
 fn shown(cluster: ClusterId, members: &[Member]) -> String {
     let members: Vec<String> = members
         .iter()
@@ -372,7 +376,7 @@ mod tests {
         );
     }
 
-    /// What member `id` of cluster `cluster` says.
+    /// Makes the answer of member `id` in cluster `cluster`.
     fn said_by(id: u64, cluster: u64) -> (Census, PeerUrl) {
         let (mut census, url) = census(7, &[A, D]);
         (census.member_id, census.cluster_id) = (id, cluster);
@@ -392,7 +396,7 @@ mod tests {
         assert_eq!(asked, [1, 2], "a stranger is not asked for the state");
         for tie in [
             vec![said_by(1, 0xc1), said_by(3, 0xc2)],
-            // A member at two URLs is one.
+            // A member that answers at two URLs counts once.
             vec![said_by(1, 0xc1), said_by(1, 0xc1), said_by(3, 0xc2)],
             vec![said_by(1, 0xc1), said_by(2, 0xc1), said_by(3, 0xc2), said_by(4, 0xc3)],
         ] {

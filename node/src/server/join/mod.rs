@@ -1,9 +1,10 @@
-//! Phase two for a new member: it asks the running cluster who its members are, compares that with
-//! what it was told (`decide`), and begins with the whole state of a member that knows it.
+//! Joining of a new member. It asks the running cluster for its members and compares them with its
+//! flags (`decide`). Then it begins with the whole state of a member whose state includes it.
 //!
-//! It can't begin with nothing: what the cluster began with is in no entry of the log. So it fetches
-//! a store in which it is a member already, and its log begins there. Until its log has a name it
-//! has promised nothing to anybody, and may be started again from the beginning.
+//! It can't begin without data, since the cluster's initial state isn't in the log. So it fetches a
+//! store in which it is a member already, and its log begins at that position. Until the log has
+//! its final name, the member has promised nothing to anybody, and may start again from the
+//! beginning.
 
 mod decide;
 
@@ -32,14 +33,13 @@ use crate::{
     transport::{self, Local},
 };
 
-/// Members that are slower to say who the members are than the first, by more than this, are not
-/// waited for.
+/// Time to wait for further answers about the members after the first one.
 const LATE: Duration = Duration::from_secs(1);
 
-/// A member may take as long as its handshake to say who the members are.
+/// Time limit for the first answer about the members, as long as a handshake may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Asks the other members of `--initial-cluster`, and compares.
+/// Asks the other members of `--initial-cluster`, and decides whether and as which member to join.
 pub(super) async fn ask(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
@@ -51,9 +51,12 @@ pub(super) async fn ask(
     Ok(decide(&Newcomer { config, key, version }, answers)?)
 }
 
-/// Before a member begins a new cluster with others, it sees that they don't run as another one: a
-/// member whose disk was wiped would otherwise wait for a leader for ever. Nor with itself in it:
-/// as many as are a quorum, wiped at once, would otherwise begin it again without its data.
+/// Checks, before a member begins a new cluster, that it doesn't run already.
+///
+/// - If the other members run in another cluster, a member whose disk was wiped would wait for a
+///   leader for ever.
+/// - If they know this member as a running one, it has lost its data. A quorum that is wiped at the
+///   same time could otherwise begin the cluster again without its data.
 pub(super) async fn check_not_begun(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
@@ -67,7 +70,8 @@ pub(super) async fn check_not_begun(
     Ok(may_begin(initial, &answers)?)
 }
 
-/// What the other members of `--initial-cluster` say; the first of them has `patience`.
+/// Asks the other members of `--initial-cluster` for their member lists. Waits up to `patience` for
+/// the first answer.
 async fn answers(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
@@ -97,7 +101,7 @@ async fn answers(
     }
 }
 
-/// Fetches the whole state into `path`, and returns its position.
+/// Fetches the whole state into `path`, and returns its position. Tries one member after the other.
 pub(super) async fn fetch(
     joining: &Joining,
     local: &Local,
@@ -122,7 +126,7 @@ pub(super) async fn fetch(
             }
             Err(error) => {
                 tracing::warn!(%url, peer.member.id = %from, %error, "cannot fetch the cluster's state");
-                // It may be what fills the disk.
+                // The partial file may be what fills the disk.
                 let _ = data::remove(path);
                 last = error.to_string();
                 if let transport::JoinError::RefusedBy(why) = error {
@@ -132,7 +136,8 @@ pub(super) async fn fetch(
         }
     }
     match refusals.iter().find(|why| why.is_for_good()) {
-        // One that errs has no say; all that were asked have.
+        // The member is only disowned if every member that was asked refuses it for good. A single
+        // one may be wrong.
         Some(why)
             if refusals.iter().filter(|why| why.is_for_good()).count() == joining.sources.len() =>
         {
@@ -142,7 +147,7 @@ pub(super) async fn fetch(
     }
 }
 
-/// Reads a received state through: it must be whole, and this member one of its members.
+/// Checks a received state: it must be complete, and this member must be one of its members.
 fn read_through(path: PathBuf, member: MemberId) -> io::Result<Position> {
     let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let found = mvcc::inspect_snapshot(&mut BufReader::new(data::open(&path, data::Open::Read)?));
