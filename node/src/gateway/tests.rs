@@ -32,7 +32,7 @@ fn metadata_are_the_token_and_what_says_that_it_is_some() {
 
 const VALUE_BYTES: usize = 1 << 20;
 
-/// Answers every range with one large value.
+/// KV service that answers every range with one large value.
 struct Large;
 
 #[tonic::async_trait]

@@ -2,7 +2,7 @@
 //! deadline.
 //!
 //! Other requests are answered with "not found". Any web page can make a browser post bytes here
-//! without asking first, over HTTP/1 or as plain text, and the browser presents its user's
+//! without asking first, over HTTP/1 or as plain text. The browser then presents its user's
 //! certificate.
 
 use std::pin::Pin;

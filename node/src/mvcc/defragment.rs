@@ -9,8 +9,8 @@
 //! 3. The new file is made durable and renamed over the old one. All reads and writes use it from
 //!    then on.
 //!
-//! The records of the view and the later ones are complete: each record has a new revision and is
-//! never changed. Only compaction deletes records, and it waits meanwhile.
+//! The first two steps copy every record: each record has a new revision and is never changed. Only
+//! compaction deletes records, and it waits meanwhile.
 //!
 //! After a crash one of the two files has the store's name, and each of them is complete. The old
 //! file is not changed by any of this, and the log keeps what came after its last checkpoint. The

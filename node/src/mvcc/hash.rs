@@ -22,7 +22,7 @@ use super::revision::{EtcdKey, Revision};
 use super::rows::records;
 use super::store::{Store, View};
 
-/// Answer to `HashKV`.
+/// Hash of the key space, as `HashKV` reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValueHash {
     /// CRC-32C of the records.

@@ -76,7 +76,7 @@ fn weight(kv: &KeyValue) -> usize {
     size_of::<KeyValue>() + kv.key.len() + kv.value.len()
 }
 
-/// Where to read from: a published view, or the batch that is being applied.
+/// Source of a read: a published view, or the batch that is being applied.
 pub(crate) struct Source<'a, T> {
     pub(crate) index: &'a RwLock<Index>,
     pub(crate) records: &'a T,

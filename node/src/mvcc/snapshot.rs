@@ -196,7 +196,7 @@ pub struct Contents {
     pub compacted: i64,
     /// Current and removed members of the cluster.
     pub members: MemberTable,
-    /// Active alarms.
+    /// Active alarms of the cluster.
     pub alarms: Vec<AlarmMember>,
     /// Leases. Their attached keys follow from the records.
     pub leases: Vec<Lease>,

@@ -20,7 +20,7 @@ use super::watch::WatchOptions;
 use crate::machine::Position;
 use crate::membership::Member;
 
-/// Where the records are deleted that a compaction has made unreachable.
+/// Selects where a compaction deletes the records that it makes unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compaction {
     /// In a separate task that calls [`Store::compact_step`]. Writes continue meanwhile.
@@ -34,11 +34,11 @@ pub enum Compaction {
 pub struct Options {
     /// Bytes of file pages that may be kept in RAM.
     pub cache_bytes: usize,
-    /// Where compactions delete records.
+    /// Selects where compactions delete records.
     pub compaction: Compaction,
     /// Maximum number of keys per step of a compaction.
     pub compacted_keys_per_step: usize,
-    /// Limits for watches.
+    /// Limits on the memory and the steps of watches.
     pub watch: WatchOptions,
     /// Initial members of a new store, the same on every member of the cluster. Ignored if the
     /// store exists, since its own member table may have changed since.

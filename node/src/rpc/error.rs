@@ -81,7 +81,7 @@ table! {
     Compacted: OutOfRange "etcdserver: mvcc: required revision has been compacted",
     /// The revision is higher than the newest one.
     FutureRevision: OutOfRange "etcdserver: mvcc: required revision is a future revision",
-    /// The NOSPACE alarm is active, or the change exceeds the quota or the disk.
+    /// The NOSPACE alarm is active, the quota is exceeded, or this member's disk is almost full.
     NoSpace: ResourceExhausted "etcdserver: mvcc: database space exceeded",
     /// The lease does not exist.
     LeaseNotFound: NotFound "etcdserver: requested lease not found",
@@ -155,7 +155,8 @@ table! {
     NoLeaderKey: Unknown "\"leader\" field must be provided",
     /// Authentication can't be enabled without a user `root`, since nobody could disable it.
     NoRootUser: FailedPrecondition "etcdserver: root user does not exist",
-    /// Authentication can't be enabled without the role `root`, since nobody could disable it.
+    /// Authentication can't be enabled while the user `root` lacks the role `root`, since nobody
+    /// could disable it.
     NoRootRole: FailedPrecondition "etcdserver: root user does not have root role",
     /// The user name is empty, or the request needs a user and names none.
     UserEmpty: InvalidArgument "etcdserver: user name is empty",

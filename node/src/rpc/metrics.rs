@@ -218,7 +218,7 @@ pub(crate) struct Metrics {
     pub watchers: AtomicI64,
     /// Number of events sent to watchers.
     pub events: AtomicU64,
-    /// Durations of defragmentations.
+    /// Durations of all defragmentations so far.
     pub defragmentations: Durations,
     /// Whether a defragmentation is running.
     pub defragmenting: AtomicBool,

@@ -139,7 +139,7 @@ impl Default for Limits {
 pub(crate) struct Services {
     /// Handle for proposals and read barriers.
     pub handle: Handle<Outcome>,
-    /// Store for reads.
+    /// Store that serves all reads.
     pub store: Store,
     /// Location of the store's file.
     pub store_file: StoreFile,

@@ -86,7 +86,7 @@ fn is_raised(context: &Context) -> bool {
     view.alarms().iter().any(|a| a.member_id == own && a.alarm() == AlarmType::Nospace)
 }
 
-/// What this member has done so far about the lack of space on its disk.
+/// Actions that this member has taken so far against the lack of space on its disk.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
     handed_over: bool,

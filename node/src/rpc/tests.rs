@@ -1,5 +1,5 @@
-//! The API over the wire: a single voter on real files, its client port on loopback, and gRPC and
-//! HTTP clients that know nothing of what is behind it.
+//! Tests of the API over the wire: a single voter with real files and a client port on loopback,
+//! used by independent gRPC and HTTP clients.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl PeerSender for Nobody {
     fn send_snapshot(&self, _: OutgoingSnapshot) {}
 }
 
-/// A member that is the whole cluster.
+/// A member that is the only one of its cluster.
 struct Node {
     address: SocketAddr,
     channel: Channel,
@@ -77,7 +77,7 @@ impl Node {
         Self::start_signing(limits, None).await
     }
 
-    /// With what signs tokens, if anything does.
+    /// Starts a member with `signed_tokens` as the key for tokens; `None` means simple tokens.
     async fn start_signing(limits: Limits, signed_tokens: Option<Arc<Jwt>>) -> Self {
         let limits = Limits {
             watch_progress_interval: Duration::from_millis(200),
@@ -150,7 +150,7 @@ impl Node {
         self.kv().compact(request).await.map(|_| ())
     }
 
-    /// Status line and body of a plain HTTP/1.1 request.
+    /// Returns the status line and the body of a plain HTTP/1.1 request's answer.
     async fn http(&self, method: &str, path: &str) -> (String, String) {
         let mut stream = tokio::net::TcpStream::connect(self.address).await.unwrap();
         let head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
@@ -167,7 +167,7 @@ impl Node {
     }
 }
 
-/// What has to come: a test fails rather than waits for longer.
+/// Awaits `what`, with a time limit that makes the test fail.
 async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), what).await.expect("it does not come")
 }
@@ -223,7 +223,7 @@ async fn refusals_have_etcds_codes_and_texts() {
     assert_eq!(ahead.0, Code::OutOfRange);
 }
 
-/// A put below `depth` transactions, one in the other.
+/// Makes a put inside `depth` nested transactions.
 fn nested(depth: usize) -> TxnRequest {
     let mut inner = Op::RequestPut(put("nested", "v"));
     for _ in 1..depth {
@@ -314,7 +314,7 @@ async fn operations_are_counted_as_etcd_counts_them() {
     }
 }
 
-/// Open for as long as the sender is.
+/// Makes a stream of requests that stays open until the sender is dropped.
 fn until_dropped(
     receiver: mpsc::Receiver<WatchRequest>,
 ) -> impl futures_util::Stream<Item = WatchRequest> {
@@ -617,7 +617,7 @@ async fn metrics_have_etcds_names() {
         let line = body.lines().find_map(|line| line.strip_prefix(name));
         assert!(line.is_some_and(|value| value.parse::<f64>().unwrap() > 0.0), "{name}");
     }
-    // Counted for the whole process: tests beside this one may have dropped some.
+    // The counter is of the whole process, so tests that run in parallel may have increased it.
     let dropped =
         body.lines().find_map(|line| line.strip_prefix("muster_log_lines_dropped_total "));
     assert!(dropped.is_some_and(|value| value.parse::<u64>().is_ok()), "{dropped:?}");
@@ -640,7 +640,7 @@ async fn histograms_have_etcds_buckets() {
     }
 }
 
-/// What gRPC's health service says of the node.
+/// Returns the node's status from gRPC's health service.
 async fn health(node: &Node) -> i32 {
     use tonic_health::pb::HealthCheckRequest;
     use tonic_health::pb::health_client::HealthClient;

@@ -148,7 +148,7 @@ pub(super) struct Inbound {
 pub(super) struct Told {
     /// Final reports about this member.
     pub verdict: watch::Sender<Option<Verdict>>,
-    /// Who the members are.
+    /// Member lists that peers have sent.
     pub censuses: watch::Sender<Censuses>,
 }
 

@@ -23,7 +23,7 @@ enum Op {
     /// Compacts at a fraction (of 255) of the readable revisions.
     Compact(u8),
     Checkpoint,
-    /// Kills the process.
+    /// Kills the process, without a power cut.
     Kill,
     /// Makes the given sync of the next checkpoint fail, if it has that many, and then kills the
     /// process.

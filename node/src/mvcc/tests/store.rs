@@ -1,4 +1,4 @@
-//! Behaviours of the store, one by one.
+//! Tests of single behaviours of the store.
 
 use node_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 
@@ -94,7 +94,7 @@ fn a_compaction_that_a_restart_interrupts_is_finished_after_it() {
     assert_eq!(store.stored_revisions().unwrap(), 8);
 }
 
-/// A store whose compactions take two keys at a time, with two revisions of each of ten keys.
+/// Makes a store with ten keys of two revisions each, whose compactions process two keys per step.
 fn of_small_steps() -> Writer {
     let options = Options { compacted_keys_per_step: 2, ..Options::default() };
     let mut writer = open_with(&disk(1), options);
@@ -118,7 +118,7 @@ fn a_compaction_of_many_steps_is_finished_after_the_last() {
     store.compact_all().unwrap();
     assert_eq!(*finished.borrow(), 21);
     put(&mut writer, 101, "k0", "v");
-    // One of each key, and what was put since.
+    // One record per key, and the puts since.
     assert_eq!(store.stored_revisions().unwrap(), 10 + 5);
 }
 
@@ -130,7 +130,7 @@ fn a_compaction_that_is_asked_for_during_a_step_of_another_replaces_it() {
     let step = std::thread::scope(|scope| {
         let mut step = None;
         write(&mut writer, 22, |batch| {
-            // The step takes up the older one, then waits for this batch to end.
+            // The step takes the older compaction, then waits for this batch to end.
             step = Some(scope.spawn(|| store.compact_step().unwrap()));
             while store.shared.lock_cursor().is_some() {
                 std::thread::yield_now();
@@ -161,7 +161,7 @@ fn the_checksum_from_before_a_compaction_is_kept() {
     write(&mut writer, 22, |batch| batch.compact(18).unwrap());
     store.compact_all().unwrap();
     assert_eq!((hash(15).unwrap(), hash(18).unwrap()), (before, second));
-    // Nothing was there before the first revision.
+    // Nothing existed before the first revision.
     let nothing = hash(-7).unwrap();
     assert_eq!((nothing.revision, nothing.compact_revision), (-7, 18));
 }
@@ -191,7 +191,7 @@ fn without_a_checkpoint_a_power_cut_takes_the_store_back_as_a_whole() {
         disk.crash();
         drop(writer);
         let writer = open(&disk, Compaction::Background);
-        // Entry by entry, records and position agree.
+        // Records and log position agree, whichever entry the store went back to.
         let version = writer.applied().index;
         assert_eq!(show(&writer.store(), 0), [format!("k={version}@{version}")]);
         assert_eq!(writer.store().view().revision(), 1 + i64::try_from(version).unwrap());
@@ -225,7 +225,7 @@ fn a_wide_range_is_read_in_steps_with_the_same_answer() {
 #[test]
 fn the_first_of_many_in_some_order_are_those_of_all() {
     let (_, mut writer) = fresh();
-    // Values and versions that many keys have in common, in no order.
+    // Many keys share values and versions, and these are in no order.
     for number in 0..700_u64 {
         put(
             &mut writer,
@@ -355,7 +355,7 @@ fn a_failed_disk_is_an_error_not_a_wrong_answer() {
     assert!(writer.checkpoint().is_err());
 }
 
-/// The figures are those of etcd 3.7.3.
+/// The expected checksums are those of etcd 3.7.3.
 #[test]
 fn the_checksum_of_nothing_is_of_what_the_compaction_left() {
     let (_, mut writer) = fresh();
@@ -371,14 +371,14 @@ fn the_checksum_of_nothing_is_of_what_the_compaction_left() {
         });
     }
     for _ in 0..2 {
-        // The same before the old revisions are gone and after.
+        // The checksum is the same before and after the old revisions are deleted.
         assert_eq!((hash(5), hash(6)), (2_858_533_391, 3_486_611_356));
         store.compact_all().unwrap();
     }
 }
 
-/// The figures are those of etcd 3.7.3, whose list of what to keep lacks a key that one revision
-/// deletes and makes again, so that it is empty here.
+/// The expected checksums are those of etcd 3.7.3. Its list of revisions to keep lacks a key that
+/// one revision deletes and creates again, so the list is empty here.
 #[test]
 fn a_key_that_a_revision_deletes_and_makes_again_is_not_counted_for_it() {
     let (_, mut writer) = fresh();
@@ -399,8 +399,8 @@ fn a_key_that_a_revision_deletes_and_makes_again_is_not_counted_for_it() {
     }
 }
 
-/// etcd's compaction keeps the tombstones of its own revision, and so has something to keep where a
-/// checksum of the same revision has nothing. The figures are those of etcd 3.7.3.
+/// The expected checksums are those of etcd 3.7.3. Its compaction keeps tombstones at its own
+/// revision. So it keeps something where a checksum at the same revision counts nothing.
 #[test]
 fn a_compaction_right_behind_the_end_of_all_keys_is_counted_as_by_etcd() {
     let (_, mut writer) = fresh();
@@ -421,8 +421,8 @@ fn a_compaction_right_behind_the_end_of_all_keys_is_counted_as_by_etcd() {
     assert_eq!((hash(5), hash(0)), (2_955_948_626, 3_508_175_076));
 }
 
-/// The bytes that are hashed are etcd's: the figures are what `etcdctl endpoint hashkv` printed for
-/// etcd 3.4.23 after the same requests.
+/// The hashed bytes are etcd's. The expected checksums are those that `etcdctl endpoint hashkv`
+/// printed for etcd 3.4.23 after the same requests.
 #[test]
 fn checksums_are_etcds() {
     let (_, mut writer) = fresh();
@@ -445,15 +445,15 @@ fn checksums_are_etcds() {
     assert_eq!(hash(0), 2_051_207_081);
     write(&mut writer, 6, |batch| batch.compact(4).unwrap());
     for _ in 0..2 {
-        // The same before the old revisions are gone and after.
+        // The checksum is the same before and after the old revisions are deleted.
         assert_eq!(hash(0), 3_077_559_169);
         assert_eq!(hash(5), 2_732_621_360);
         store.compact_all().unwrap();
     }
 }
 
-/// Commits that are not durable copy pages; these must be used again before the next checkpoint,
-/// or a trickle of small batches would swell the file.
+/// Commits that aren't durable copy pages. These must be reused before the next checkpoint, or many
+/// small batches would make the file grow.
 #[test]
 fn many_small_batches_between_checkpoints_do_not_swell_the_file() {
     let (_, mut writer) = fresh();

@@ -81,7 +81,7 @@ impl Default for WatchOptions {
 /// Description of a watch, as a client requests it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchSpec {
-    /// Keys to watch.
+    /// Range of keys to watch.
     pub range: KeyRange,
     /// First wanted revision; 0 means the next one.
     pub start_revision: i64,

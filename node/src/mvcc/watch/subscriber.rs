@@ -24,7 +24,7 @@ pub enum Notice {
     Events {
         /// ID of the watch.
         watch_id: i64,
-        /// Events to send.
+        /// Events to send to the client.
         picked: Arc<Picked>,
         /// Charge to the client's account for the events' memory.
         held: Charge,

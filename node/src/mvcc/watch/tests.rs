@@ -1,4 +1,4 @@
-//! Watchers are told everything once, in order, whatever happens on the way.
+//! Tests that watchers get every event once and in order, whatever happens meanwhile.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -22,7 +22,7 @@ struct World {
 }
 
 impl World {
-    /// A hub that runs, on the thread of the test: it has a turn whenever the test awaits.
+    /// Starts a hub on the thread of the test, so that it runs whenever the test awaits.
     fn running() -> Self {
         Self::with(WatchOptions::default())
     }
@@ -63,7 +63,7 @@ impl World {
         (0..count).map(|_| self.put("k")).last().unwrap()
     }
 
-    /// As an applier installs a snapshot of `other`.
+    /// Installs a snapshot of `other`, as the applier does.
     fn install(&mut self, other: &World) {
         let mut stream = Vec::new();
         other.writer.store().view().write_snapshot(&mut stream).unwrap();
@@ -100,7 +100,7 @@ async fn next(subscriber: &mut Subscriber) -> Notice {
     wait.await.expect("something to tell").unwrap()
 }
 
-/// Nothing is told, however long one waits; half a second stands for that.
+/// Checks that nothing is sent for a while. 300 ms stand for any time.
 async fn nothing(subscriber: &mut Subscriber) {
     let wait = tokio::time::timeout(Duration::from_millis(300), subscriber.next());
     if let Ok(notice) = wait.await {
@@ -108,7 +108,7 @@ async fn nothing(subscriber: &mut Subscriber) {
     }
 }
 
-/// Waits until the hub gives every watch its events; nothing is told meanwhile.
+/// Waits until the hub sends events to every watch. Nothing may be sent meanwhile.
 async fn attached(subscriber: &mut Subscriber) {
     for _ in 0..1_000 {
         if subscriber.is_settled() {
@@ -122,7 +122,7 @@ async fn attached(subscriber: &mut Subscriber) {
     panic!("never attached");
 }
 
-/// Gives the hub a turn after each of `count` puts.
+/// Makes `count` puts, and lets the hub run after each.
 async fn put_slowly(world: &mut World, count: usize) -> i64 {
     let mut last = 0;
     for _ in 0..count {
@@ -132,7 +132,7 @@ async fn put_slowly(world: &mut World, count: usize) -> i64 {
     last
 }
 
-/// Revisions told to `watch_id`, until `last` is among them.
+/// Returns the revisions sent to `watch_id`, up to and including `last`.
 async fn told_until(subscriber: &mut Subscriber, watch_id: i64, last: i64) -> Vec<i64> {
     let mut told = Vec::new();
     while told.last() != Some(&last) {
@@ -198,9 +198,9 @@ async fn who_does_not_read_is_bounded_and_misses_nothing() {
 async fn a_replay_that_does_not_fit_the_queue_is_gone_on_with_from_the_store() {
     let mut world = World::with(WatchOptions { queued_deliveries: 4, ..WatchOptions::default() });
     let mut subscriber = world.hub.subscribe();
-    // A hub that runs keeps what happens from here on.
+    // A running hub keeps events from here on.
     tokio::task::yield_now().await;
-    // It first hears of the watch when all of it has happened, and replays it.
+    // The hub learns of the watch after all events have happened, and replays them.
     subscriber.add(1, spec("k", "", 2));
     let last = world.put_all(10);
     assert_eq!(told_until(&mut subscriber, 1, last).await, (2..=last).collect::<Vec<i64>>());
@@ -209,7 +209,8 @@ async fn a_replay_that_does_not_fit_the_queue_is_gone_on_with_from_the_store() {
 
 #[tokio::test]
 async fn what_the_ring_has_no_room_for_is_read_from_the_store() {
-    // With one more each time, the first that it has no room for is the first that is wanted.
+    // The number of puts varies, so that for one of them the first dropped event is the first
+    // wanted one.
     for puts in 1..=10 {
         let mut world = World::with(WatchOptions { ring_bytes: 300, ..WatchOptions::default() });
         let mut subscriber = world.hub.subscribe();
@@ -226,7 +227,7 @@ async fn a_feed_that_overflows_is_read_from_the_store() {
     let mut subscriber = world.hub.subscribe();
     subscriber.add(1, spec("k", "", 2));
     attached(&mut subscriber).await;
-    // The hub has no turn between them.
+    // The hub doesn't run between these puts.
     let last = world.put_all(10);
     assert_eq!(told_until(&mut subscriber, 1, last).await, (2..=last).collect::<Vec<i64>>());
 }
@@ -279,7 +280,7 @@ async fn a_hub_that_lost_its_feed_lets_everybody_catch_up() {
 async fn a_watch_that_the_hub_hears_of_after_a_loss_is_told_what_was_lost() {
     let mut world = World::running();
     let mut subscriber = world.hub.subscribe();
-    // A hub that runs keeps what happens from here on.
+    // A running hub keeps events from here on.
     tokio::task::yield_now().await;
     subscriber.add(1, spec("k", "", 2));
     let last = world.put_all(3);
@@ -295,7 +296,7 @@ async fn progress_does_not_overtake_what_a_hub_that_lost_its_feed_has_left_to_be
     attached(&mut subscriber).await;
     let last = world.put_all(2);
     world.publisher.jump(last);
-    // The hub hears of the loss and of the question together.
+    // The hub learns of the loss and of the request at the same time.
     subscriber.request_progress().await;
     assert_eq!(told_until(&mut subscriber, 1, last).await, [2, 3]);
 }
@@ -357,7 +358,7 @@ async fn a_compaction_between_two_looks_at_the_store_leaves_nothing_out() {
     let (store, before) = (world.writer.store(), world.writer.store().view());
     let size = PieceSize { records: 10, bytes: usize::MAX };
     world.compact(4);
-    // That view still has what the index has no more.
+    // The older view still has changes that the index has dropped.
     for (next, is_compacted) in [(3, true), (4, false)] {
         let piece = read_piece(&store, &before, &spec("k", "", next), next, size).unwrap();
         let said = matches!(piece, Piece::Compacted { compacted: 4 });
@@ -373,7 +374,7 @@ async fn the_past_is_read_a_piece_at_a_time() {
     }
     let options = WatchOptions { records_per_piece: 3, ..WatchOptions::default() };
     let hub = WatchHub { options, ..world.hub.clone() };
-    // A range of few keys, and one of many.
+    // The first range has few keys, the second many.
     for (watched, last) in [(spec("k1", "k2", 190), 201), (spec("\0", "\0", 590), 601)] {
         let mut subscriber = hub.subscribe();
         subscriber.add(1, watched);
@@ -412,7 +413,7 @@ async fn deletes_that_lie_together_are_told_one_by_one() {
         assert_eq!(batch.delete(&all).unwrap(), 600);
     });
     world.compact(deleted);
-    // A range of few keys, and one of many.
+    // The first range has few keys, the second many.
     for (watched, keys) in
         [(spec("k2", "k3", deleted), 200..300), (spec("k", "l", deleted), 0..600)]
     {
@@ -485,7 +486,7 @@ async fn progress_never_overtakes_events() {
     let mut subscriber = world.hub.subscribe();
     subscriber.add(1, spec("k", "", 2));
     subscriber.add(2, spec("l", "", 0));
-    // None is told while a watch catches up, however often one asks.
+    // No progress is sent while a watch catches up, however often it is requested.
     let mut told = 1;
     while told < 3_001 {
         subscriber.request_progress().await;
@@ -526,14 +527,14 @@ async fn the_timer_says_nothing_to_a_watch_that_is_behind() {
     let mut subscriber = world.hub.subscribe();
     subscriber.add(1, WatchSpec { progress_notify: true, ..spec("k", "", 2) });
     subscriber.request_periodic_progress().await;
-    // The hub's answer is there before the watch has read anything.
+    // The hub answers before the watch has read anything.
     tokio::task::yield_now().await;
     assert_eq!(told_until(&mut subscriber, 1, 4).await, [2, 3, 4]);
     nothing(&mut subscriber).await;
 }
 
-/// A watch is added, and attached only after progress was asked for: the hub then finds both, the
-/// question first, together with two events.
+/// Requests progress first, then attaches a second watch and makes two events. The hub receives all
+/// of this at once, the request first.
 async fn asked_before_the_attach(ask: impl AsyncFnOnce(&mut Subscriber)) -> (World, Subscriber) {
     let mut world = World::running();
     let mut subscriber = world.hub.subscribe();
@@ -581,7 +582,7 @@ async fn periodic_progress_is_for_who_asked_and_was_quiet() {
     let notice = next(&mut subscriber).await;
     assert!(matches!(notice, Notice::WatchProgress { watch_id: 2, revision: 2 }), "{notice:?}");
     nothing(&mut subscriber).await;
-    // By the next time both have been.
+    // Neither watch has got an event since the last notification.
     subscriber.request_periodic_progress().await;
     for expected in [1, 2] {
         let notice = next(&mut subscriber).await;
@@ -605,7 +606,7 @@ async fn a_cancelled_watch_is_told_no_more_and_its_id_is_free() {
     assert_eq!(told_until(&mut subscriber, 1, 3).await, [3]);
 }
 
-/// Waits until nothing of the account's streams is left, in the hub or on its way there.
+/// Waits until the hub and its queues hold nothing of the account's streams.
 async fn forgotten(account: &Arc<Account>) {
     for _ in 0..1_000 {
         if Arc::strong_count(account) == 1 {
@@ -620,7 +621,8 @@ async fn forgotten(account: &Arc<Account>) {
 async fn the_hub_keeps_nothing_of_a_stream_that_has_ended() {
     let world = World::running();
     let account = Account::unbounded();
-    // More than may wait for the hub: attached, and on their way there.
+    // There are more watches than the hub's queue has room for. First all are attached, then none
+    // is yet.
     for is_attached in [true, false] {
         let mut subscriber = world.hub.subscribe_for(account.clone());
         for watch_id in 1..=i64::try_from(MAX_QUEUED_COMMANDS).unwrap() + 200 {

@@ -1,4 +1,4 @@
-//! Who may do what, over the wire: each method, each kind of caller.
+//! Tests of permissions over the wire, for each method and each kind of caller.
 
 use futures_util::StreamExt as _;
 use node_proto::authpb::{Permission, UserAddOptions, permission::Type};
@@ -25,7 +25,7 @@ use crate::rpc::access::{Shown, Who};
 
 mod lines;
 
-/// What a caller is told.
+/// Error that a caller receives: code and text.
 type Told = (Code, String);
 
 fn refused(code: Code, text: &str) -> Told {
@@ -44,7 +44,7 @@ fn invalid() -> Told {
     refused(Code::Unauthenticated, "invalid auth token")
 }
 
-/// With a token, if there is one.
+/// Makes a request with the token, if one is given.
 fn by<T>(token: Option<&str>, message: T) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(token) = token {
@@ -97,9 +97,10 @@ impl Node {
         self.auth().role_grant_permission(by(root, grant)).await.unwrap();
     }
 
-    /// With users `root`, `some`, who may read `r`, write `w` and both `b`, and `none`; their tokens.
+    /// Starts a node with authentication and the users `root`, `some` and `none`, and returns their
+    /// tokens. `some` may read `r`, write `w`, and do both with `b`.
     async fn with_users() -> (Self, [String; 3]) {
-        // A short lease would end by a log entry of its own, between those that tests look at.
+        // A short lease would expire during the test, by a log entry that tests don't expect.
         let limits = Limits { min_lease_ttl: 1_000, ..Limits::default() };
         let node = Self::start_with(limits).await;
         for name in ["root", "some", "none"] {
@@ -123,13 +124,13 @@ impl Node {
         (node, tokens.try_into().unwrap())
     }
 
-    /// How far the log is applied, after everything that was answered before.
+    /// Returns the applied index, after a read barrier.
     async fn applied(&self) -> u64 {
         self.context.barrier(false).await.unwrap();
         self.context.store.view().applied().index
     }
 
-    /// A method of any service, asked with nothing in the request.
+    /// Calls a method of any service with an empty request.
     async fn ask(&self, method: Method, token: Option<&str>) -> Result<(), Told> {
         let (service, name, kind) = method.labels();
         let path = format!("/{service}/{name}").parse().unwrap();
@@ -155,14 +156,14 @@ fn all_of<T: Send + 'static, const N: usize>(
     futures_util::stream::iter(all)
 }
 
-/// Locks and elections pass on no code.
+/// Converts an expected error for Lock and Election methods, which always have the code `Unknown`.
 fn as_told_by(method: Method, (code, text): Told) -> Told {
     let (service, ..) = method.labels();
     (if service.starts_with("v3") { Code::Unknown } else { code }, text)
 }
 
-/// Whether anybody, and then a user without a role, may have this done. What is refused for what it says
-/// has tests of its own; to watch needs a request that says something.
+/// Returns whether an anonymous caller, and whether a user without roles, may make an empty call.
+/// `None` means that another test covers the method, since its empty request is invalid.
 fn expected(method: Method) -> Option<(bool, bool)> {
     Some(match method {
         Method::Range
@@ -172,7 +173,7 @@ fn expected(method: Method) -> Option<(bool, bool)> {
         | Method::MemberAdd
         | Method::Watch => return None,
         Method::Proclaim | Method::Resign => return None,
-        // It says no key, which is found out when what it needs is looked at.
+        // The missing key is noticed only when the key's permission is checked.
         Method::Unlock => (false, true),
         Method::AuthStatus | Method::Authenticate => (true, true),
         Method::LeaseGrant
@@ -182,9 +183,9 @@ fn expected(method: Method) -> Option<(bool, bool)> {
         | Method::LeaseLeases
         | Method::MemberList
         | Method::Status
-        // To see them: the request says nothing else.
+        // The empty request only lists the alarms.
         | Method::Alarm => (false, true),
-        // Of a role and a user without a name; a transaction that does nothing.
+        // The empty requests are for a user or role without a name, and for an empty transaction.
         Method::UserGet | Method::RoleGet => (false, false),
         Method::Txn => (false, true),
         _ => (false, false),
@@ -208,7 +209,7 @@ async fn every_method_is_for_those_whom_it_is_for() {
         let before = node.applied().await;
         let asked = node.ask(method, Some(&none)).await;
         assert_eq!(asked != told(denied()), user, "{method:?}: {asked:?}");
-        // A lock without a lease is given one first.
+        // A lock or campaign without a lease first grants one, which needs a log entry.
         let proposes = user || matches!(method, Method::Lock | Method::Campaign);
         assert!(proposes || node.applied().await == before, "{method:?}: by a log entry");
         let known = ![told(empty()), told(invalid())].contains(&asked);
@@ -220,7 +221,7 @@ async fn every_method_is_for_those_whom_it_is_for() {
 async fn keys_are_for_who_may_read_or_write_them() {
     let (node, [root, some, none]) = Node::with_users().await;
     let mut kv = node.kv();
-    // Who, which key, whether it may be read, and written.
+    // The columns are caller, key, and whether the caller may read and write the key.
     for (who, key, reads, writes) in [
         (&root, "x", true, true),
         (&some, "r", true, false),
@@ -245,7 +246,7 @@ async fn keys_are_for_who_may_read_or_write_them() {
     assert_eq!(result(kv.range(by(Some(&some), wide)).await).map(|_| ()), Err(denied()));
     assert_eq!(result(kv.range(range("r")).await).map(|_| ()), Err(empty()));
     assert_eq!(result(kv.put(put("w", "v")).await).map(|_| ()), Err(empty()));
-    // What a request says is looked at first.
+    // The request itself is checked before the permission.
     let none = result(kv.put(put("", "v")).await).map(|_| ());
     assert_eq!(none, Err(refused(Code::InvalidArgument, "key is not provided")));
     let mut cluster = ClusterClient::new(node.channel.clone());
@@ -305,7 +306,7 @@ async fn a_watch_sees_what_its_client_may_read_and_no_more() {
     let (some, none) = (Some(some.as_str()), Some(none.as_str()));
     assert_eq!(told(some, create("r", b"")).await, (false, 0, String::new()));
     let denied = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
-    // A key that may be read opens nothing behind it.
+    // Permission for a key gives none for the keys after it.
     for (who, key, end) in [
         (some, "r", b"\0".as_slice()),
         (some, "r", b"s"),
@@ -343,7 +344,7 @@ async fn a_lease_with_others_keys_is_left_alone() {
     assert_eq!(keep_alive(some, 2).await, Ok(1_000));
     assert_eq!(keep_alive(some, 3).await, Ok(0));
     assert_eq!(keep_alive(Some(&root), 1).await, Ok(1_000));
-    // However many come together.
+    // The permission is checked even if many requests come together.
     let wishes = [2; 100].map(|id| LeaseKeepAliveRequest { id });
     let wishes = all_of(wishes).chain(all_of([LeaseKeepAliveRequest { id: 1 }]));
     let mut answers = leases.lease_keep_alive(by(some, wishes)).await.unwrap().into_inner();
@@ -381,12 +382,12 @@ async fn a_password_that_is_changed_to_an_empty_one_is_nobodys() {
     }
     change("new").await;
     node.token("some", "new").await.unwrap();
-    // Whoever is added with an empty one has it.
+    // A user that is added with an empty password can use it.
     let (name, password) = ("open".to_owned(), String::new());
     let add = AuthUserAddRequest { name, password, ..Default::default() };
     node.auth().user_add(by(Some(&root), add)).await.unwrap();
     node.token("open", "").await.unwrap();
-    // Whoever is added without one is told so, whatever is tried.
+    // A user that is added without a password gets a special error, whatever password is tried.
     let options = Some(UserAddOptions { no_password: true });
     let add = AuthUserAddRequest { name: "host".to_owned(), options, ..Default::default() };
     node.auth().user_add(by(Some(&root), add)).await.unwrap();
@@ -399,7 +400,7 @@ async fn a_password_that_is_changed_to_an_empty_one_is_nobodys() {
 #[tokio::test]
 async fn a_password_may_be_changed_to_one_whose_hash_is_known() {
     let (node, [root, ..]) = Node::with_users().await;
-    // Of `golang.org/x/crypto/bcrypt`, with the password `r`.
+    // Made with `golang.org/x/crypto/bcrypt` from the password `r`.
     let hash = b"$2a$10$YNOWTowaZNX0FTrZtdwAFuZT8mJkX1hxAtV/QgIqXC7GN4rIfWMqm";
     let change = async |hashed_password: String| {
         let (name, password) = ("some".to_owned(), String::new());
@@ -452,7 +453,7 @@ async fn a_token_is_good_until_its_user_changes() {
     assert_eq!(result(asked).map(drop), Err(invalid()), "what is no text is not nothing");
     let again = node.token("some", "new").await.unwrap();
     assert_eq!(read(&again).await, Ok(()));
-    // As a bearer token, where HTTP has it.
+    // Over HTTP, the token may be sent as a bearer token.
     let mut request = Request::new(range("b"));
     let bearer = MetadataValue::try_from(format!("Bearer {again}")).unwrap();
     request.metadata_mut().insert("authorization", bearer);
@@ -511,7 +512,7 @@ async fn a_token_counts_before_a_certificate_and_either_by_what_its_user_may() {
     ] {
         assert_eq!((may(token, name, key).await, may(token, name, all).await), told, "{name:?}");
     }
-    // Whoever has a certificate is somebody.
+    // A certificate identifies its holder, even if there is no such user.
     assert_eq!(may(None, Some("who"), Access::Known).await, Ok(()));
     assert_eq!(may(None, None, Access::Known).await, Err(Error::UserEmpty));
 }
@@ -553,7 +554,8 @@ async fn a_range_in_parts_ends_once_its_reader_may_no_longer_read_it() {
     assert_eq!(range_stream::end(&mut stream).await, denied());
 }
 
-/// Its tokens are signed, with a key that OpenSSL made for the tests of those, and count for so many seconds.
+/// Starts a node with tokens that are signed, and valid for `seconds`. The key is one that OpenSSL
+/// made for the tests of signed tokens.
 async fn signing(seconds: u64) -> Node {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/auth/jwt/fixtures");
     let options = JwtOptions {
@@ -578,7 +580,7 @@ async fn a_call_that_lasts_ends_with_its_signed_token() {
         let token = node.token("root", "pw-root").await.unwrap();
         let who = Who::Client { token: Some(Shown::new(&token)), name: None };
         let may = async || node.context.permit(&who, Access::Root, false).await.map(drop);
-        // A slow machine is given more time for the first look.
+        // On a slow machine the token may expire before its first use, so the time is doubled.
         if may().await.is_err() {
             seconds *= 2;
             continue;
@@ -596,7 +598,7 @@ async fn a_call_that_lasts_ends_with_its_signed_token() {
 #[tokio::test]
 async fn a_signed_token_for_a_password_that_was_changed_meanwhile_counts_for_nothing() {
     let node = signing(300).await;
-    // So long it takes to look at one that there is time to change it.
+    // Verifying this hash takes long enough to change the password meanwhile.
     let slow = bcrypt::hash("old", 9).unwrap();
     let change = async |hash: String| {
         let password = Password { name: "root".to_owned(), hash: hash.into(), no_password: false };
@@ -610,7 +612,7 @@ async fn a_signed_token_for_a_password_that_was_changed_meanwhile_counts_for_not
             tokio::time::sleep(wait).await;
             change(String::new()).await;
         };
-        // Where it was changed before it was looked at, there is none.
+        // There is no token if the password was changed before it was verified.
         if let (Ok(token), ()) = tokio::join!(node.token("root", "old"), other) {
             break token;
         }

@@ -1,4 +1,4 @@
-//! What a CORRUPT alarm stops.
+//! Tests of what a CORRUPT alarm stops.
 
 use node_proto::etcdserverpb::lease_client::LeaseClient;
 use node_proto::etcdserverpb::{LeaseGrantRequest, SnapshotRequest};
@@ -26,7 +26,7 @@ async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
     let waiting = line::waits(&node, "l", 6).await;
     let mut observing = observe(&node).await.unwrap().into_inner();
 
-    // Another member's data is not this one's business; the whole cluster's stops writes, as in etcd.
+    // An alarm of the whole cluster stops writes on each member, as in etcd. Reads continue.
     maintenance.alarm(request(1, 0)).await.unwrap();
     let corrupt = (Code::DataLoss, "etcdserver: corrupt cluster".to_owned());
     assert_eq!(told(node.kv().put(put("k", "v")).await), corrupt);
@@ -45,7 +45,7 @@ async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
         }
     };
     assert_eq!(told(soon(end).await), corrupt);
-    // Of these two etcd's clients get no code (see `Refusal`).
+    // For this error, Lock and Election clients get the code `Unknown` (see `Refusal`).
     let unknown = (Code::Unknown, corrupt.1.clone());
     assert_eq!(told(soon(waiting).await.unwrap()), unknown);
     assert_eq!(told(soon(observing.message()).await), corrupt);
@@ -66,7 +66,8 @@ async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
     let saved = maintenance.snapshot(SnapshotRequest {}).await;
     assert_eq!(told(saved.map(drop)), corrupt);
 
-    // What says so, and what helps, goes on.
+    // Status, health and member methods continue, so that an operator can see and repair the
+    // problem.
     let status = maintenance.status(StatusRequest {}).await.unwrap().into_inner();
     assert_eq!(status.errors, [format!("memberID:{MEMBER} alarm:CORRUPT ")]);
     let mut cluster = cluster_client::ClusterClient::new(node.channel.clone());
@@ -98,7 +99,8 @@ async fn only_the_leader_gets_a_store_read() {
         from_wire(StoreAnswer::decode(answer).unwrap())
     };
     assert!(!asked_by(MEMBER).await.is_empty());
-    // It is waited for that one to be the leader.
+    // The node waits a limited time for the other member to become leader. Paused time shortens the
+    // wait.
     tokio::time::pause();
     assert_eq!(asked_by(MEMBER + 1).await, []);
 }

@@ -1,21 +1,24 @@
-//! The JSON gateway over the wire. Expected answers are what etcd 3.7.3 gives, if nothing else is said.
+//! Tests of the JSON gateway over the wire. Expected answers are those of etcd 3.7.3, unless stated
+//! otherwise.
 
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use super::*;
 
-/// Sends a request as HTTP/1.0: the answer ends with the connection, and is not cut into chunks.
+/// Sends a request as HTTP/1.0. So the answer ends with the connection, and isn't sent in chunks.
 async fn send(node: &Node, verb: &str, path: &str, headers: &str, body: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(node.address).await.unwrap();
     let length = body.len();
     let head = format!("{verb} {path} HTTP/1.0\r\n{headers}content-length: {length}\r\n\r\n");
-    // In one piece: who refuses a body before it has come may hang up.
+    // Written as a whole, since the server may close the connection before it has received the
+    // body.
     let _ = stream.write_all(&[head.as_bytes(), body].concat()).await;
     stream
 }
 
-/// Its status and what its body holds, without the header's term, which elections decide.
+/// Returns the status and the JSON values of the body. Removes the header's term, which depends on
+/// elections.
 async fn answer(mut stream: TcpStream) -> (u16, Vec<Value>) {
     let mut answer = String::new();
     soon(stream.read_to_string(&mut answer)).await.unwrap();
@@ -149,7 +152,7 @@ async fn refusals_are_objects_under_the_status_that_is_nearest() {
     assert_eq!((status, body.len()), (200, 0));
 }
 
-/// The words are ours.
+/// The error texts are our own, so only the codes are checked.
 #[tokio::test]
 async fn what_is_no_message_in_json_is_refused() {
     let node = Node::start().await;

@@ -1,4 +1,5 @@
-//! Calls whose messages a client has compressed, as bytes: etcd says what grpc-go says.
+//! Tests of calls with compressed messages, sent as raw bytes. Errors are those of grpc-go, as in
+//! etcd.
 
 use std::io::Write as _;
 
@@ -13,7 +14,7 @@ use tower::ServiceExt as _;
 
 use super::*;
 
-/// What a message may take: `--max-request-bytes`, and what gRPC adds.
+/// Maximum length of a message: `--max-request-bytes`, plus what gRPC may add.
 const MOST: usize = 2 << 20;
 const PUT: &str = "/etcdserverpb.KV/Put";
 
@@ -23,7 +24,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     gzip.finish().unwrap()
 }
 
-/// A message as it is on the wire.
+/// Encodes a message with its gRPC header.
 fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap().to_be_bytes();
     [&[flag], &length[..], message].concat()
@@ -49,7 +50,7 @@ impl Node {
         self.channel.clone().oneshot(request).await.unwrap()
     }
 
-    /// What is answered to a whole body, if it is no refusal.
+    /// Sends a whole body, and returns the answers or the error.
     async fn gzipped<T: prost::Message + Default + 'static>(
         &self,
         path: &str,
@@ -80,7 +81,7 @@ fn refused(headers: &HeaderMap) -> Result<(), Status> {
     }
 }
 
-/// The answers, if there isn't a refusal in their place.
+/// Returns the stream of answers, or the error in the response's headers.
 fn answers<T: prost::Message + Default + 'static>(
     response: http::Response<Body>,
 ) -> Result<Streaming<T>, Status> {
@@ -110,7 +111,7 @@ async fn compressed_requests_are_answered_as_others_are() {
     let health: tonic_health::pb::HealthCheckResponse =
         node.gzipped_one("/grpc.health.v1.Health/Check", &()).await;
     assert_eq!(health.status, 1);
-    // A client that compresses need not compress what is small.
+    // A client that compresses may send small messages uncompressed.
     let plain = framed(0, &range("k").encode_to_vec());
     let read: Vec<pb::RangeResponse> = node.gzipped("/etcdserverpb.KV/Range", plain).await.unwrap();
     assert_eq!(read[0].count, 1);
@@ -132,7 +133,7 @@ async fn compressed_requests_of_a_stream_are_answered_one_by_one() {
         Some((Ok::<_, Status>(Bytes::from(next)), receive))
     });
     let body = axum::body::Body::from_stream(frames);
-    // In pieces, and one of them not compressed.
+    // The body arrives in pieces, and one of the messages isn't compressed.
     let wire = [folded(&first), framed(0, &second.encode_to_vec())].concat();
     let (half, rest) = wire.split_at(20);
     send.send(half.to_vec()).await.unwrap();
@@ -147,7 +148,7 @@ async fn compressed_requests_of_a_stream_are_answered_one_by_one() {
     }
     seen.sort_unstable();
     assert_eq!(seen, [(false, 1), (true, 0), (true, 0)]);
-    // What it can't take ends the stream, and says so.
+    // A message that is too large ends the stream with an error.
     send.send(framed(1, &gzip(&vec![0; MOST + 1]))).await.unwrap();
     let end = loop {
         match answers.message().await {
@@ -182,11 +183,12 @@ fn beyond() -> String {
 async fn what_becomes_too_large_is_refused_as_what_is() {
     let node = Node::start().await;
     let ask = async |body| told(node.gzipped::<pb::PutResponse>(PUT, body).await);
-    // A gigabyte in a megabyte.
+    // A gigabyte, compressed to a megabyte.
     let bomb = framed(1, &gzip(&[0; 1 << 20]).repeat(1 << 10));
     assert!(bomb.len() < MOST);
     assert_eq!(ask(bomb).await, (Code::ResourceExhausted, beyond()));
-    // One byte too many, and none.
+    // The first message is one byte too long. The second has the maximum length, but isn't a valid
+    // request.
     assert_eq!(
         ask(framed(1, &gzip(&vec![0; MOST + 1]))).await,
         (Code::ResourceExhausted, beyond())
@@ -195,7 +197,7 @@ async fn what_becomes_too_large_is_refused_as_what_is() {
     let text = "grpc: received message larger than max (2097153 vs. 2097152)";
     let large = framed(1, &vec![0; MOST + 1]);
     assert_eq!(ask(large).await, (Code::ResourceExhausted, text.to_owned()));
-    // The limit of requests is of what they are.
+    // The limit for requests applies to the decompressed length.
     let value = "x".repeat(Limits::default().max_request_bytes);
     assert_eq!(ask(folded(&put("k", &value))).await.1, "etcdserver: request is too large");
 }
@@ -221,7 +223,7 @@ async fn what_is_no_gzip_is_refused_as_by_grpc_go() {
     }
     let text = format!("{body}gzip: invalid checksum");
     assert_eq!(ask(framed(1, &wrong)).await, (Code::Internal, text));
-    // Half a message is none.
+    // A message that ends too early is an error.
     let mut half = framed(1, &whole);
     half.pop();
     assert_eq!(ask(half).await.0, Code::Internal);
@@ -238,7 +240,7 @@ async fn another_compression_is_refused_and_told_what_there_is() {
         assert_eq!(status.message(), text);
         assert_eq!(response.headers()["grpc-accept-encoding"], "gzip,identity");
     }
-    // A flag without a word of how.
+    // The message has the flag for compression, but the header names none.
     let response = node.begin_call(PUT, "identity", folded(&put("k", "v")).into()).await;
     assert_eq!(refused(response.headers()).unwrap_err().code(), Code::Internal);
 }

@@ -53,7 +53,7 @@ async fn a_lease_lives_as_etcds_do() {
     }
     let found = left(&node, 5).await;
     assert_eq!((found.id, found.granted_ttl), (5, 1_000));
-    // What was granted before the clock had begun has an election time-out more.
+    // A lease that was granted before the clock began lasts an election timeout longer.
     assert!((1..=1_001).contains(&found.ttl));
     assert_eq!(found.keys, [bytes("a"), bytes("b")]);
     let unasked = LeaseTimeToLiveRequest { id: 5, keys: false };
@@ -97,7 +97,8 @@ async fn a_lease_that_has_to_wait_is_answered_beside_those_that_need_not() {
     for (id, ttl) in [(1, 2_000), (2, 400), (3, 3_000)] {
         grant(&node, id, ttl).await.unwrap();
     }
-    // After so long what the short one has left is noted; the others are looked at later.
+    // After 250 s, the remaining time is recorded for the short lease alone. The others are due
+    // later.
     let noted = {
         let (mut lessor, now) = node.context.clock();
         lessor.note(now + Duration::from_secs(250)).unwrap()
@@ -125,7 +126,7 @@ async fn a_lease_that_nobody_keeps_alive_goes_with_its_keys() {
         if put("gone", id).await.is_ok() {
             break id;
         }
-        // A slow machine: it had ended before the key came.
+        // On a slow machine the lease expired before the put, so the TTL is doubled.
         ttl *= 2;
     };
     while left(&node, id).await.ttl != -1 {

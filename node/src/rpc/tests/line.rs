@@ -1,4 +1,4 @@
-//! Locks and elections over the wire.
+//! Tests of locks and elections over the wire.
 
 use node_proto::etcdserverpb::lease_client::LeaseClient;
 use node_proto::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest};
@@ -34,7 +34,7 @@ pub(super) async fn lock(node: &Node, name: &str, lease: i64) -> Result<LockResp
     Ok(locks(node).lock(request).await?.into_inner())
 }
 
-/// The same, on its way; returns once it stands in line.
+/// Requests a lock in the background. Returns once its entry is in the queue.
 pub(super) async fn waits(
     node: &Node,
     name: &str,
@@ -47,7 +47,7 @@ pub(super) async fn waits(
     waiting
 }
 
-/// Waits until a key is there, or not.
+/// Waits until a key exists, or until it doesn't.
 async fn until(node: &Node, key: &str, there: bool) {
     let seen = async {
         while node.kv().range(range(key)).await.unwrap().into_inner().kvs.is_empty() == there {
@@ -76,7 +76,7 @@ async fn a_lock_is_had_by_one_lease_at_a_time_in_the_order_of_arrival() {
     assert_eq!(lock(&node, "b", 0xfe).await.unwrap().key, "b/fe", "another lock");
     let second = waits(&node, "a", 0xfe).await;
     let third = waits(&node, "a", 7).await;
-    // Keys that are like it, and not of it.
+    // These keys resemble the queue's keys, but don't belong to it.
     for other in ["a", "a0", "a/", "/"] {
         node.put(other, "v").await;
         unlock(&node, other).await;
@@ -200,7 +200,7 @@ async fn an_election_is_won_spoken_in_and_handed_on() {
     });
     until(&node, "e/2", true).await;
     assert_eq!(proclaim(&node, &first, "still one").await.unwrap(), 4);
-    // Once more, by the same lease: it leads as before, and says something else.
+    // The leader campaigns again with the same lease. It still leads, and its value changes.
     assert_eq!(campaign(&node, 1, "again").await.unwrap(), (key, 4));
     for value in [&b"still one"[..], b"again"] {
         assert_eq!(seen(&observed.message().await.unwrap().unwrap()), (&b"e/1"[..], value));
@@ -213,7 +213,7 @@ async fn an_election_is_won_spoken_in_and_handed_on() {
     let second = waiting.await.unwrap().unwrap().into_inner().leader.unwrap();
     assert_eq!((&second.key[..], second.rev, second.lease), (&b"e/2"[..], 3, 2));
     assert_eq!(seen(&observed.message().await.unwrap().unwrap()), (&b"e/2"[..], &b"two"[..]));
-    // Who has been is not any more, and takes nothing from who is.
+    // A former leader can't proclaim, and can't delete the key of the current leader.
     let not_leader = unknown("election: not leader");
     assert_eq!(told(proclaim(&node, &first, "late").await), not_leader);
     elections(&node).resign(resign).await.unwrap();
@@ -224,7 +224,7 @@ async fn an_election_is_won_spoken_in_and_handed_on() {
     assert_eq!(seen(&observed.message().await.unwrap().unwrap()), (&b"e/2"[..], &b"mine"[..]));
 }
 
-/// What a call waits for is given up with it, and nothing else.
+/// A cancelled campaign of the current leader must not delete its entry.
 #[tokio::test]
 async fn who_leads_and_hangs_up_while_it_says_something_else_leads_still() {
     let node = with_leases(&[1]).await;
@@ -257,7 +257,7 @@ async fn who_stood_for_election_and_lost_its_lease_has_not_won() {
 #[tokio::test]
 async fn who_stands_for_election_and_cannot_say_so_does_not_stand_in_line() {
     let node = with_leases(&[1]).await;
-    // As somebody else made it, without the lease, which there is no more.
+    // The key exists without the lease, as another client made it, and the lease no longer exists.
     node.put("e/1", "other").await;
     let mut leases = LeaseClient::new(node.channel.clone());
     leases.lease_revoke(LeaseRevokeRequest { id: 1 }).await.unwrap();

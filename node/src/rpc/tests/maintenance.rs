@@ -1,4 +1,4 @@
-//! Alarms, quota, defragmentation, checksums and downgrades over the wire.
+//! Tests of alarms, quota, defragmentation, checksums and downgrades over the wire.
 
 use super::*;
 use crate::rpc::maintenance::HASHES;
@@ -51,7 +51,7 @@ async fn what_the_quota_has_no_room_for_is_refused_until_there_is_room_and_the_a
     assert!((2_000..=4_096).contains(&status.db_size_in_use), "{}", status.db_size_in_use);
     assert_eq!(status.errors, [format!("memberID:{MEMBER} alarm:NOSPACE ")]);
 
-    // However small a write is now: it is the alarm that refuses it, on every member alike.
+    // Now the alarm refuses even the smallest write, on every member.
     let revision = status.header.unwrap().revision;
     assert_eq!(told(node.kv().put(put("small", "")).await), (Code::ResourceExhausted, text));
     let gone = DeleteRangeRequest { key: "none".into(), ..Default::default() };

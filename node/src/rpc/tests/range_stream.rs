@@ -1,4 +1,4 @@
-//! A range in parts: what they are together, and what ends them.
+//! Tests of `RangeStream`: the merged parts equal the whole range, and errors end the stream.
 
 use futures_util::StreamExt as _;
 use node_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
@@ -8,10 +8,11 @@ use prost::Message as _;
 use super::*;
 use crate::shares::{Bounds, Room};
 
-/// What one request may hold, so that a part is half of it.
+/// Maximum request size. A part has half of it.
 const REQUEST: usize = 64 << 10;
 const KEYS: usize = 400;
-/// Bytes that may be on their way to a client that doesn't read: far fewer than there are.
+/// HTTP/2 window in bytes, which limits what is in transit to a client that doesn't read. It is
+/// much smaller than the range.
 const WINDOW: u32 = 64 << 10;
 
 fn from(key: &str) -> RangeRequest {
@@ -28,7 +29,8 @@ async fn filled() -> Node {
     node
 }
 
-/// A connection over which little comes that isn't taken.
+/// Opens a connection with a small flow-control window, so that little is sent before the client
+/// reads.
 pub(super) async fn narrow(node: &Node) -> KvClient<Channel> {
     let endpoint = Channel::from_shared(format!("http://{}", node.address)).unwrap();
     let endpoint =
@@ -43,7 +45,7 @@ async fn open(
     Ok(narrow(node).await.range_stream(request.clone()).await?.into_inner())
 }
 
-/// What ends a stream before its last part.
+/// Returns the error that ends a stream before its last part.
 pub(super) async fn end(stream: &mut Streaming<RangeStreamResponse>) -> (Code, String) {
     loop {
         match soon(stream.message()).await {
@@ -53,7 +55,7 @@ pub(super) async fn end(stream: &mut Streaming<RangeStreamResponse>) -> (Code, S
     }
 }
 
-/// Parts, up to the end.
+/// Returns all parts of a stream.
 async fn parts(node: &Node, request: &RangeRequest) -> Result<Vec<RangeResponse>, Status> {
     let mut stream = open(node, request).await?;
     let mut parts = Vec::new();
@@ -63,7 +65,7 @@ async fn parts(node: &Node, request: &RangeRequest) -> Result<Vec<RangeResponse>
     Ok(parts)
 }
 
-/// As any client of Protocol Buffers puts them together.
+/// Merges parts by the rules of Protocol Buffers.
 fn merged(parts: &[RangeResponse]) -> RangeResponse {
     let mut whole = RangeResponse::default();
     for part in parts {
@@ -72,7 +74,7 @@ fn merged(parts: &[RangeResponse]) -> RangeResponse {
     whole
 }
 
-/// Without a sort order etcd sorts upwards by any target but the key.
+/// Without a sort order etcd sorts in ascending order by any target except the key.
 #[tokio::test]
 async fn a_target_without_an_order_sorts_upwards_as_in_a_range() {
     let limits = Limits { max_request_bytes: REQUEST, ..Limits::default() };
@@ -169,7 +171,7 @@ async fn what_is_compacted_between_two_parts_ends_them() {
 #[tokio::test]
 async fn keys_that_were_found_and_are_gone_before_they_are_read_end_the_parts() {
     let node = Node::start().await;
-    // One look at the index finds all of them; each part has a few.
+    // One step of the index finds all keys, but each part has only a few.
     let names = || (0..100).map(|n| format!("k{n:02}"));
     for name in names() {
         node.put(&name, &"x".repeat(100_000)).await;
@@ -209,7 +211,7 @@ async fn a_member_that_stops_ends_what_is_left() {
 #[tokio::test]
 async fn each_part_is_what_clients_take_by_default() {
     let node = Node::start().await;
-    // Almost a part, almost a step, and then the largest value.
+    // The keys almost fill a part, then almost a step. Then values of the maximum size follow.
     let sizes = std::iter::repeat_n(2_900, 256).chain([1_000_000, 1_500_000]);
     for (n, size) in sizes.chain(std::iter::repeat_n(1_500_000, 4)).enumerate() {
         node.put(&format!("k{n:04}"), &"x".repeat(size)).await;

@@ -1,4 +1,4 @@
-//! What a client that has no files learns of the API.
+//! Tests of what a client without `.proto` files learns about the API.
 
 use prost_reflect::DescriptorPool;
 use prost_reflect::prost::Message as _;

@@ -1,4 +1,4 @@
-//! The store, as etcd's clients save it.
+//! Tests of the snapshots that etcd's clients save.
 
 use std::io::Cursor;
 
@@ -10,10 +10,10 @@ use super::*;
 use crate::etcd_file::{EtcdFile, EtcdFileError, HashCheck};
 
 const VALUE_BYTES: usize = 100_000;
-/// A test fails rather than waits for longer.
+/// Time limit after which a test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A node with more than fits into what waits for a client.
+/// Starts a node whose data is larger than the queue of responses for a client.
 async fn filled() -> Node {
     let node = Node::start().await;
     for key in 0..30 {
@@ -24,12 +24,12 @@ async fn filled() -> Node {
 
 async fn snapshot(node: &Node) -> Result<Streaming<SnapshotResponse>, Status> {
     let endpoint = Channel::from_shared(format!("http://{}", node.address)).unwrap();
-    // A connection for each: what one client leaves unread is in nobody else's way.
+    // Each client has its own connection, so that one that doesn't read can't block another.
     let mut client = MaintenanceClient::new(endpoint.connect().await.unwrap());
     Ok(client.snapshot(SnapshotRequest {}).await?.into_inner())
 }
 
-/// Takes all that is left.
+/// Receives all remaining responses.
 async fn rest(stream: &mut Streaming<SnapshotResponse>) -> Result<Vec<SnapshotResponse>, Status> {
     let mut taken = Vec::new();
     while let Some(response) = stream.message().await? {
@@ -43,7 +43,7 @@ async fn a_snapshot_is_the_store_as_it_was_in_pieces_and_its_hash() {
     let node = filled().await;
     let mut stream = snapshot(&node).await.unwrap();
     let first = stream.message().await.unwrap().unwrap();
-    // Writes go on, and are not in it.
+    // Writes continue during the snapshot, and aren't in it.
     let revision = node.put("k1", "while it is sent").await;
     node.compact(revision).await.unwrap();
     let mut taken = vec![first];
@@ -102,7 +102,7 @@ async fn who_takes_nothing_is_left_and_gives_his_place_back() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     assert!(rest(&mut next).await.is_ok());
-    // What he had not taken is never taken for the whole.
+    // A truncated snapshot ends with an error.
     let late = (Code::Unavailable, "etcdserver: request timed out".to_owned());
     assert_eq!(told(rest(&mut idle[0]).await.map(drop)), late);
 }

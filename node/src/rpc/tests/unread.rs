@@ -1,4 +1,4 @@
-//! Clients that ask for much and take nothing of it.
+//! Tests of clients that request much and read none of it.
 
 use node_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 
@@ -6,7 +6,7 @@ use super::*;
 
 const KEYS: usize = 20;
 const VALUE_BYTES: usize = 1 << 20;
-/// A test fails rather than waits for longer.
+/// Time limit after which a test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 async fn filled() -> Node {
@@ -25,7 +25,7 @@ fn all_from(key: &str) -> RangeRequest {
     RangeRequest { key: bytes(key), range_end: bytes("\0"), ..RangeRequest::default() }
 }
 
-/// A connection that says that it can't receive a byte of any answer.
+/// Opens a connection whose flow-control window allows no byte of an answer.
 async fn deaf(node: &Node) -> Channel {
     let endpoint = Channel::from_shared(format!("http://{}", node.address)).unwrap();
     endpoint.initial_stream_window_size(0).connect().await.unwrap()
@@ -40,7 +40,7 @@ async fn a_client_that_takes_no_answer_is_refused_more() {
         let mut kv = KvClient::new(channel.clone());
         asked.spawn(async move { kv.range(everything()).await.map(|_| ()) });
     }
-    // Eight hundred megabytes were asked for, and 7/8 of 256 MiB may wait.
+    // 800 MB were requested, and 7/8 of 256 MiB may wait.
     let refused = async {
         for _ in 0..29 {
             let (code, text) = told(asked.join_next().await.unwrap().unwrap());
@@ -52,7 +52,7 @@ async fn a_client_that_takes_no_answer_is_refused_more() {
     let mut other = node.kv().max_decoding_message_size(usize::MAX);
     let whole = other.range(everything()).await.unwrap().into_inner();
     assert_eq!(whole.kvs.len(), KEYS, "others are served");
-    // With the connection goes what waited for it.
+    // Closing the connection frees the memory of its unread answers.
     asked.shutdown().await;
     drop(channel);
     let channel = deaf(&node).await;
@@ -81,7 +81,7 @@ async fn a_connections_watches_leave_room_for_its_answers() {
     let mut taken = 0;
     let (refused, mut last) = 'full: loop {
         let mut watching = Watching::open(&node).await;
-        // As many as one stream may have.
+        // One stream can have this many keys of 1 MiB.
         for _ in 0..16 {
             let created = watching.create(watch(&large)).await;
             if created.canceled {
@@ -92,9 +92,9 @@ async fn a_connections_watches_leave_room_for_its_answers() {
         streams.push(watching);
     };
     assert_eq!(refused.cancel_reason, "etcdserver: too many requests");
-    // Half of 256 MiB, but for an answer that may be under way.
+    // Watches get half of 256 MiB, except for an answer that may be in transit.
     assert!((127..=128).contains(&taken), "{taken} MiB of keys");
-    // What is left of it is too little for many watches, short though their keys are.
+    // The rest is too small for many watches, although their keys are short.
     let mut small = 0;
     while !last.create(watch("k")).await.canceled {
         small += 1;
@@ -103,7 +103,7 @@ async fn a_connections_watches_leave_room_for_its_answers() {
     let mut kv = node.kv().max_decoding_message_size(usize::MAX);
     let whole = kv.range(everything()).await.unwrap().into_inner();
     assert_eq!(whole.kvs.len(), KEYS);
-    // With a stream its keys go.
+    // Ending a stream frees the memory of its keys.
     streams.pop();
     let again = async {
         while Watching::open(&node).await.create(watch(&large)).await.canceled {
@@ -128,7 +128,7 @@ async fn an_answer_has_to_have_room_before_it_is_gathered() {
     let (code, text) = told(kv.txn(txn(reads(100))).await);
     assert_eq!(code, Code::ResourceExhausted);
     assert_eq!(text, Error::TooMuchUnread.text());
-    // What changes something is carried out all the same, by every member.
+    // A transaction that writes is carried out on every member, although its answer is dropped.
     let writes = reads(100).chain([Op::RequestPut(put("new", "v"))]);
     let (code, text) = told(kv.txn(txn(writes)).await);
     assert_eq!((code, text), (Code::ResourceExhausted, Error::AnswerDropped.text().into_owned()));

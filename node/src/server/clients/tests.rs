@@ -1,4 +1,4 @@
-//! Fronts on loopback, and who keeps whom out.
+//! Tests of fronts on loopback: their limits, and fairness between clients.
 
 use std::io::{Read, Write};
 
@@ -39,11 +39,11 @@ fn start(
     (Fronts::start_bounded(1, &[listener], limits, &places).unwrap(), address)
 }
 
-/// How long an answer may wait for who doesn't read it.
+/// Time limit for reading anything of a waiting answer.
 const UNREAD: Duration = Duration::from_secs(2);
-/// Who is made to wait for others' handshakes waits longer than any test.
+/// Time limit for handshakes that no test reaches.
 const FOR_EVER: Duration = Duration::from_secs(3_600);
-/// Far more than anything takes; only a failing test waits for it.
+/// Time limit after which a test fails. It is much longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn request(address: SocketAddr, path: &str) -> String {
@@ -90,7 +90,8 @@ fn connections_above_the_bound_are_closed_and_places_come_free_again() {
 async fn a_connection_has_so_many_streams_and_no_more() {
     let (_fronts, address) = front(Router::new());
     let mut stream = TcpStream::connect(address).await.unwrap();
-    // The preface and empty settings; the server's settings come first in its answer.
+    // The client sends the preface and empty settings. The server's answer begins with its
+    // settings.
     let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     tokio::io::AsyncWriteExt::write_all(&mut stream, hello).await.unwrap();
     let mut head = [0; 9];
@@ -109,17 +110,18 @@ fn a_request_that_never_ends_is_cut_off_at_the_deadline() {
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
     std::thread::sleep(Duration::from_millis(50));
-    // Returns although the request doesn't.
+    // `stop` returns although the request doesn't end.
     fronts.stop(Duration::from_millis(200));
 }
 
-/// A listener with TLS, and what connects to it.
+/// Makes the TLS settings of a listener, and a connector for its clients.
 fn secure() -> (Arc<ClientListenerTls>, TlsConnector) {
     let (tls, connector, _) = secure_for(false);
     (tls, connector)
 }
 
-/// The same; if it is `mutual`, with a certificate over the key that is given.
+/// Makes the TLS settings of a listener, a connector, and the key of the certificate. If `mutual`,
+/// clients present that certificate.
 fn secure_for(mutual: bool) -> (Arc<ClientListenerTls>, TlsConnector, NodeKey) {
     let dir = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
@@ -165,7 +167,7 @@ async fn who_shows_a_removed_members_key_is_put_out_and_let_in_no_longer() {
     tls.refuse([NodeKey([1; 32])].into());
     stream.write_all(REQUEST).await.unwrap();
     tls.refuse([key].into());
-    // What was answered already may be read; then it ends.
+    // An answer that was sent already may be read. Then the connection ends.
     let mut rest = Vec::new();
     let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest));
     let _ = ended.await.expect("it is put out");
@@ -191,14 +193,15 @@ async fn one_host_that_says_nothing_keeps_nobody_out() {
     for _ in 0..300 {
         silent.push(connect_from("127.0.0.66", address).await);
     }
-    // They stay.
+    // The silent connections stay open.
     let tcp = connect_from("127.0.0.9", address).await;
     let name = ServerName::try_from("127.0.0.1").unwrap();
     let entered = tokio::time::timeout(PATIENCE, connector.connect(name, tcp)).await;
     entered.expect("it is let in").unwrap();
 }
 
-/// Speaks HTTP/2 by hand: requests that begin and never end, as far as flow control lets them.
+/// HTTP/2 client that writes frames by hand. Its requests begin and never end, as far as flow
+/// control allows.
 struct HalfSender {
     media: &'static str,
     stream: TcpStream,
@@ -207,14 +210,14 @@ struct HalfSender {
 }
 
 impl HalfSender {
-    /// One whose requests are of this media type.
+    /// Connects a client whose requests have the media type `media`.
     async fn connect(media: &'static str, address: SocketAddr) -> Self {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
         stream.write_all(hello).await.unwrap();
         let ended = std::collections::BTreeSet::new();
         let mut client = Self { media, stream, window: 65_535, ended };
-        // The server's settings, which hold once they are acknowledged.
+        // The server's settings apply once they are acknowledged.
         client.read().await;
         client.write(4, 1, 0, &[]).await;
         client
@@ -236,7 +239,7 @@ impl HalfSender {
         self.stream.read_exact(&mut payload).await.unwrap();
         let stream = number(&head[5..]);
         match head[3] {
-            // An answer's headers, or a reset.
+            // The headers of an answer, or a reset of the stream.
             1 | 3 => drop(self.ended.insert(stream)),
             8 if stream == 0 => self.window += number(&payload) as usize,
             _ => {}
@@ -250,7 +253,7 @@ impl HalfSender {
         self.write(1, 4, stream, &headers).await;
     }
 
-    /// Begins a message of 2 MB and sends 4000 bytes of it.
+    /// Begins a message of 2 MB, and sends 4000 bytes of it.
     async fn claim(&mut self, stream: u32) {
         self.open(stream).await;
         while self.window < 1 << 15 {
@@ -262,7 +265,7 @@ impl HalfSender {
         self.write(0, 0, stream, &message).await;
     }
 
-    /// Begins a message of 2 MB and sends half of it.
+    /// Begins a message of 2 MB, and sends half of it.
     async fn begin(&mut self, stream: u32) {
         self.open(stream).await;
         self.write(0, 0, stream, &[0, 0, 0x1f, 0, 0]).await;
@@ -289,7 +292,7 @@ async fn a_client_that_ends_none_of_its_requests_is_refused_more() {
     for number in 0..24 {
         client.begin(2 * number + 1).await;
     }
-    // 48 MB have been begun, and 32 MiB may be held.
+    // 48 MB were begun, and 32 MiB may be held.
     let refused = async {
         while client.ended.len() < 8 {
             client.read().await;
@@ -310,7 +313,7 @@ async fn a_client_that_claims_much_and_sends_little_is_refused_more() {
     for number in 0..1_000 {
         client.claim(2 * number + 1).await;
     }
-    // Two gigabytes were claimed, and 32 MiB may be held.
+    // 2 GB were announced, and 32 MiB may be held.
     let refused = async {
         while client.ended.len() < 980 {
             client.read().await;
@@ -326,11 +329,11 @@ async fn a_body_that_is_not_grpc_claims_nothing() {
     };
     let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(gather)));
     let mut client = HalfSender::connect("application/json", address).await;
-    // What would be a claim of 2 MB is a few bytes of somebody's text.
+    // For another media type these bytes are no message header, so they announce no length.
     for number in 0..500 {
         client.claim(2 * number + 1).await;
     }
-    // One that ends is answered, and no other is.
+    // The only request that ends is the only one answered.
     client.open(1_001).await;
     client.write(0, 1, 1_001, b"x").await;
     let answered = async {
@@ -347,7 +350,7 @@ fn who_is_still_shaking_hands_is_not_waited_for_at_the_end() {
     let (tls, _) = secure();
     let (fronts, address) = start(Router::new(), Some(tls), MAX_CONNECTIONS);
     let mut stream = std::net::TcpStream::connect(address).unwrap();
-    // The beginning of a client's hello.
+    // First bytes of a TLS ClientHello.
     stream.write_all(&[22, 3, 1]).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     let (stopped, told) = mpsc::channel();
@@ -387,7 +390,7 @@ async fn who_is_ready_for_no_byte_loses_the_connection() {
     let answer = || async { "x".repeat(100) };
     let (_fronts, address) = front(Router::new().route("/x", axum::routing::post(answer)));
     let mut client = HalfSender::connect("application/grpc", address).await;
-    // From here on, nothing may be sent on a stream.
+    // The client sets the window of new streams to 0, so nothing may be sent on them.
     client.write(4, 0, 0, &[0, 4, 0, 0, 0, 0]).await;
     client.open(1).await;
     client.write(0, 1, 1, &[]).await;

@@ -22,7 +22,7 @@ const OLDEST_CLUSTER: Version = Version { major: 0, minor: 1 };
 /// `membership.ValidateClusterAndAssignIDs`).
 #[derive(Debug, thiserror::Error)]
 pub enum JoinRefusal {
-    /// No member answered.
+    /// No other member answered the request.
     #[error(
         "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs"
     )]

@@ -1,4 +1,4 @@
-//! Members that have proven who they are, and then say what isn't true.
+//! Tests of authenticated members that send false messages.
 
 use node_consensus::{Members, Position};
 
@@ -24,13 +24,13 @@ fn marks(dir: &Path) -> Arc<Marks> {
     Arc::new(Marks::open(&dir.join("marks")).unwrap())
 }
 
-/// Where it goes what peers say of members; and what they said of who the members are.
+/// Makes the channels for what peers report, and the receiver of the member lists.
 fn told() -> (Told, watch::Receiver<Censuses>) {
     let (told, _, counted) = Told::channels();
     (told, counted)
 }
 
-/// A small store's snapshot, of this position and of the voters 1 and 2.
+/// Returns a snapshot of a small store at this position, with the voters 1 and 2.
 fn whole_store(at: Position) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let file = RealDisk.open(&dir.path().join("db"), Open::New).unwrap();
@@ -73,7 +73,7 @@ fn what_the_api_refuses_is_not_taken_from_a_member_either() {
     };
     for (operation, is_taken) in [
         (Operation::Put(put("k")), true),
-        // A record without a key: no snapshot with it could be restored.
+        // A record without a key could not be restored from a snapshot.
         (Operation::Put(put("")), false),
         (Operation::DeleteRange(DeleteRangeRequest::default()), false),
         (txn(["a", "b"]), true),

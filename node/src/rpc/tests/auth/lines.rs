@@ -1,4 +1,5 @@
-//! Locks and elections of users: what they ask of keys is judged as if the client had asked it.
+//! Tests of permissions for locks and elections: their operations on keys need the client's
+//! permission.
 
 use node_proto::etcdserverpb::AuthUserRevokeRoleRequest;
 use node_proto::v3electionpb::election_client::ElectionClient;
@@ -10,7 +11,8 @@ use node_proto::v3lockpb::{LockRequest, UnlockRequest};
 
 use super::*;
 
-/// `some` may do everything below `e`, read below `f`, write below `g`, and has one key below `h`.
+/// Makes a node on which `some` may read and write below `e`, read below `f`, write below `g`, and
+/// use a single key below `h`.
 async fn with_lines() -> (Node, [String; 3]) {
     let (node, tokens) = Node::with_users().await;
     let root = Some(tokens[0].as_str());
@@ -29,7 +31,7 @@ async fn with_lines() -> (Node, [String; 3]) {
     (node, tokens)
 }
 
-/// As these services say it.
+/// Converts an expected error as the Lock and Election services do.
 fn unknown((_, text): Told) -> Told {
     (Code::Unknown, text)
 }
@@ -67,7 +69,7 @@ impl Node {
         Ok(seen.kv.unwrap().key)
     }
 
-    /// The revision, and whether a key is there, as `root` sees it.
+    /// Returns the revision, and whether `root` can see the key.
     async fn sees(&self, root: &str, key: &str) -> (i64, bool) {
         let found = self.kv().range(by(Some(root), range(key))).await.unwrap().into_inner();
         (found.header.unwrap().revision, !found.kvs.is_empty())
@@ -122,7 +124,7 @@ async fn an_election_is_for_who_may_read_and_write_below_its_name() {
     let say = |leader: Option<LeaderKey>| ProclaimRequest { leader, value: bytes("said") };
     let told = node.elections().proclaim(by(Some(&none), say(Some(leader.clone())))).await;
     assert_eq!(result(told).map(|_| ()), Err(unknown(denied())));
-    // Whose place it is has to be said first, whoever asks.
+    // A missing `leader` field is reported before the permission is checked.
     let whose = (Code::Unknown, "\"leader\" field must be provided".to_owned());
     for token in [None, Some("x.1"), Some(&*some)] {
         let told = node.elections().proclaim(by(token, say(None))).await;
@@ -160,7 +162,7 @@ async fn who_loses_the_role_or_the_token_while_waiting_loses_the_place() {
         assert!(!waiting.is_finished(), "it is not looked at before there is something to do");
         node.unlock(&root, "e/1").await.unwrap();
         assert_eq!(soon(waiting).await.unwrap(), Err(unknown(refused)));
-        // By the member itself: the user could not any more.
+        // The member deletes the entry in its own name, since the user has lost the permission.
         node.until(&root, "e/2", false).await;
     }
 }

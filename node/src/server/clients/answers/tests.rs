@@ -1,4 +1,4 @@
-//! Answers by hand, and a client that takes them or not.
+//! Tests of answers whose bodies are polled by hand, for clients that read them or not.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -8,7 +8,7 @@ use super::*;
 
 const MB: usize = 1 << 20;
 
-/// What has been written of an answer; there is more to come.
+/// Body with these pieces, after which it stays open.
 struct Written(VecDeque<Bytes>);
 
 impl Body for Written {
@@ -39,7 +39,7 @@ fn stream(answers: &Arc<Answers>, pieces: usize) -> Counted {
     answers.count(Response::new(axum::body::Body::new(Written(pieces)))).into_body()
 }
 
-/// The next part that the client could take, if one is there.
+/// Returns the next part that the client could read, if there is one.
 fn next(body: &mut Counted) -> Option<Bytes> {
     let mut context = Context::from_waker(Waker::noop());
     match Pin::new(body).poll_frame(&mut context) {
@@ -83,7 +83,7 @@ async fn a_stream_that_is_not_read_is_not_written_on() {
     let mut parts: Vec<_> = streams.iter_mut().filter_map(next).collect();
     assert!(parts.len() < 260 && room.held() <= CONNECTION_BYTES, "{}", parts.len());
     assert!(streams.iter_mut().skip(300).all(|stream| next(stream).is_none()));
-    // Once something has been taken, others get on.
+    // Once a part has been read, other streams continue.
     parts.truncate(100);
     for stream in &mut streams[..150] {
         while next(stream).is_some_and(|_| !stream.rest.is_empty()) {}
@@ -118,7 +118,7 @@ async fn who_takes_nothing_is_sent_away_and_who_takes_little_is_not() {
             sleep(patience / 2).await;
         }
         drop(body);
-        // Idle now, and with a stream.
+        // No whole answer waits now, and a stream is open.
         sleep(3 * patience).await;
     };
     tokio::select! {

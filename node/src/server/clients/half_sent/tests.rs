@@ -1,4 +1,4 @@
-//! Bodies that begin and don't end, by hand.
+//! Tests of request bodies that begin and don't end, polled by hand.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -18,7 +18,7 @@ fn message(bytes: usize) -> Vec<u8> {
     message
 }
 
-/// What has come of a request, and whether that is all.
+/// Received part of a request body, and whether the body has ended.
 #[derive(Debug, Default)]
 struct Sent {
     pieces: VecDeque<Bytes>,
@@ -50,7 +50,8 @@ fn body(sender: &Sender, kind: Kind) -> Counted<Sent> {
 }
 
 impl Counted<Sent> {
-    /// Sends, and reads all that is there. False if it was refused.
+    /// Sends `data`, then reads everything that has arrived. Returns false if the request was
+    /// refused.
     fn sends(&mut self, data: &[u8]) -> bool {
         if !data.is_empty() {
             self.inner.pieces.push_back(Bytes::copy_from_slice(data));
@@ -102,7 +103,7 @@ fn one_network_with_many_connections_leaves_others_their_share() {
         bodies.push(body);
     }
     assert!(held(&all) <= ALL_BYTES);
-    // However many there are, each may send its largest request.
+    // Each of the other networks can still send its largest request.
     for other in 2..200 {
         let mut body = body(&all.open(ip(other)), Kind::Unary);
         assert!(body.sends(half), "{other}");
@@ -113,12 +114,13 @@ fn one_network_with_many_connections_leaves_others_their_share() {
 #[test]
 fn a_network_has_an_equal_share_and_no_more() {
     let all = HalfSent::new(REQUEST);
-    // Three each, for who holds no more than one request at most takes nothing from the others.
+    // Three connections each: a network with only one request takes nothing from the others'
+    // shares.
     let others = (2..=8).flat_map(|other| [other; 3]);
     let mut bodies: Vec<_> = others.map(|other| body(&all.open(ip(other)), Kind::Unary)).collect();
     assert!(bodies.iter_mut().all(|body| body.sends(&message(REQUEST)[..HEADER])));
     let others = held(&all);
-    // It takes as many connections as it likes, and all of them together hold an eighth.
+    // All connections of one network together get an eighth, however many there are.
     for _ in 0..200 {
         let mut large = body(&all.open(ip(1)), Kind::Unary);
         large.sends(&message(REQUEST)[..REQUEST - 1]);
@@ -146,12 +148,12 @@ fn who_was_refused_is_not_listened_to_when_there_is_room_again() {
 #[test]
 fn honest_clients_are_not_refused() {
     let all = HalfSent::new(REQUEST);
-    // A thousand small puts at once, of which each has begun and none has ended.
+    // A thousand small puts that have begun and not ended.
     let one = all.open(ip(1));
     let mut puts: Vec<_> = (0..1_000).map(|_| body(&one, Kind::Unary)).collect();
     assert!(puts.iter_mut().all(|put| put.sends(&[]) && put.sends(&message(1_000)[..500])));
     drop(puts);
-    // Ten clients of each of seven hosts with 1.5 MB each: a hundred megabytes.
+    // Ten clients on each of seven hosts send 1.5 MB each, about 100 MB in total.
     let mut large = Vec::new();
     for client in 0..70 {
         let mut put = body(&all.open(ip(client % 7)), Kind::Unary);
@@ -159,7 +161,7 @@ fn honest_clients_are_not_refused() {
         large.push(put);
     }
     drop(large);
-    // The same from one host.
+    // The requests of all 70 clients now come from one host.
     let ten: Vec<_> = (0..10).map(|_| all.open(ip(1))).collect();
     let mut large: Vec<_> = (0..70).map(|n| body(&ten[n % 10], Kind::Unary)).collect();
     assert!(large.iter_mut().all(|put| put.sends(&message(1_500_000)[..700_000])));
@@ -244,7 +246,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     gzip.finish().unwrap()
 }
 
-/// A compressed message on the wire.
+/// Encodes a compressed message with its gRPC header.
 fn folded(bytes: &[u8]) -> Vec<u8> {
     let gzip = gzip(bytes);
     let mut wire = message(gzip.len());
@@ -264,7 +266,7 @@ fn a_compressed_request_is_counted_as_what_it_is_once_it_is_there() {
     assert!(one.sends(&wire[HEADER..]));
     assert_eq!(held(&all), STREAM_BYTES + HEADER + REQUEST);
     drop(one);
-    // Two kilobytes each, and as many have room as of those that take two megabytes.
+    // Each has two kilobytes, but decompressed they count as two megabytes each.
     let mut bodies: Vec<_> =
         (0..20).map(|_| body(&sender, Kind::Unary).unfolded(&sender)).collect();
     let taken = bodies.iter_mut().filter_map(|body| body.sends(&wire).then_some(()));
@@ -285,7 +287,7 @@ fn a_stream_of_small_compressed_messages_costs_nothing_between_them() {
         assert!(body.sends(&wire[wire.len() - 1..]));
         assert_eq!(held(&all), 0);
     }
-    // The library keeps a buffer that is as large as the largest.
+    // tonic keeps a buffer as large as the largest message.
     assert!(body.sends(&folded(&[1; REQUEST])));
     assert_eq!(held(&all), HEADER + REQUEST);
 }

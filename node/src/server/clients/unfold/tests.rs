@@ -1,4 +1,4 @@
-//! Messages that come in pieces.
+//! Tests of messages that arrive in pieces.
 
 use std::io::Write as _;
 
@@ -22,7 +22,7 @@ fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
     [&[flag], &length[..], message].concat()
 }
 
-/// All that is handed on of what comes in these pieces.
+/// Returns all bytes that the decompresser passes on for these pieces.
 fn read<'a>(
     unfolder: &mut Unfolder,
     pieces: impl IntoIterator<Item = &'a [u8]>,
@@ -122,7 +122,7 @@ fn what_messages_became_is_charged_until_they_are_answered() {
     assert!(call().0.is_ok(), "one was answered");
     drop(two);
     assert_eq!(account.held(), 0);
-    // What can't be unfolded holds nothing.
+    // A message that can't be decompressed isn't charged.
     let unanswered = Unanswered::new(&account);
     let mut unfolder = Unfolder::new(LARGEST).keeping(unanswered.clone());
     assert!(read(&mut unfolder, [&framed(1, b"no gzip")[..]]).is_err());
