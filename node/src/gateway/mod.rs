@@ -54,7 +54,7 @@ struct Gateway {
     apart: Apart,
 }
 
-/// Call without its messages.
+/// Data of a call other than its messages.
 struct Call {
     method: &'static Method,
     metadata: MetadataMap,

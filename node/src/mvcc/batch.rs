@@ -352,8 +352,8 @@ impl<'txn> Batch<'txn> {
     }
 
     /// Raises the revision by `by` and compacts there, so that nothing older can be read or
-    /// watched. Clients that saw revisions which are lost here then get "compacted" and must read
-    /// everything again.
+    /// watched. Clients that saw revisions which are lost here get the error for a compacted
+    /// revision, and must read everything again.
     pub fn leave_behind(&mut self, by: i64) {
         self.progress.revision = self.progress.revision.saturating_add(by);
         self.progress.compacted = self.progress.revision;

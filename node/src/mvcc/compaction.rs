@@ -31,9 +31,9 @@ const TOMBSTONES_PER_ROW: usize = 64;
 /// Next part of a compaction's work.
 #[derive(Debug)]
 enum Next {
-    /// Keys after this one; all keys if `None`.
+    /// Compact the histories of the keys after this one; of all keys if `None`.
     Keys(Option<Box<[u8]>>),
-    /// Rows of several tombstones, from this row on.
+    /// Delete from the rows of several tombstones, from this row on.
     Tombstones(u128),
 }
 
@@ -206,7 +206,8 @@ impl Store {
 
     /// Keeps the checksum as of a compaction that has not deleted anything yet.
     fn keep_hash(&self, file: &File, revision: i64, previous: i64) -> Result<(), StoreError> {
-        // Not the newest view: the one with this compaction may not be published yet.
+        // A new read transaction, not the newest view: the view with this compaction may not be
+        // published yet.
         let records = file.db.begin_read()?.open_table(RECORDS)?;
         let nothing = read(&self.shared.index).compacts_to_nothing(revision);
         match self.hash_upto(&records, revision, previous, nothing) {

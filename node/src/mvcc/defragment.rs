@@ -74,9 +74,9 @@ impl StoreFile {
 /// File sizes before and after a defragmentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Defragmented {
-    /// Length of the file before, in bytes.
+    /// Length of the file before the defragmentation, in bytes.
     pub before: u64,
-    /// Length of the file after, in bytes.
+    /// Length of the file after the defragmentation, in bytes.
     pub after: u64,
 }
 

@@ -42,7 +42,7 @@ pub enum StoreError {
         "store file has format {found}, this build knows {known}: start this member with the muster-node that wrote it, or a later one"
     )]
     Format {
-        /// Format of the file.
+        /// Format number found in the file.
         found: u32,
         /// Format that this build writes.
         known: u32,

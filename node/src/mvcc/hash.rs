@@ -131,7 +131,7 @@ impl Store {
     /// Hashes the records up to `upto`. At or below `compacted`, only changes in force at `upto`
     /// count.
     ///
-    /// `nothing` says that no change is in force at `upto`. Then the changes in force at
+    /// `nothing` must be true if no change is in force at `upto`. Then the changes in force at
     /// `compacted` count instead. etcd does this too, since it treats an empty list of revisions to
     /// keep as no list.
     pub(crate) fn hash_upto(

@@ -40,8 +40,8 @@ enum Now {
     /// A put. `created` is the revision that created the key, and `version` counts the puts since
     /// then.
     There { main: i64, sub: u32, created: i64, version: i64 },
-    /// A tombstone, with the put before it. That put needs no list of older changes. Allocating the
-    /// list would take most of the time when many keys are deleted at once.
+    /// A tombstone, with the put before it. Keeping that put here saves a list of older changes.
+    /// Its allocation would take most of the time when many keys are deleted at once.
     Gone { main: i64, sub: u32, put_main: i64, put_sub: u32 },
     /// A tombstone whose earlier changes were all compacted.
     GoneAlone { main: i64, sub: u32 },

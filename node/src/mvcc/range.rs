@@ -264,7 +264,8 @@ impl Gather {
         })
     }
 
-    /// Returns an error if a newer view compacted at `compacted` can't continue this read.
+    /// Checks that this read can continue on a newer view, whose compaction revision is
+    /// `compacted`.
     pub fn go_on(&self, compacted: i64) -> Result<(), ReadError> {
         if compacted > self.at { Err(self.gone()) } else { Ok(()) }
     }

@@ -159,8 +159,8 @@ pub(crate) struct Shared {
     pub(crate) tombstones: Mutex<BTreeSet<u128>>,
     pub(crate) tokens: Mutex<Tokens>,
     pub(super) view: RwLock<Arc<View>>,
-    /// Whether authentication is enabled in the view. An atomic copy, so that requests needn't lock
-    /// the view.
+    /// Whether authentication is enabled in the view. The atomic is a copy, so that requests
+    /// needn't lock the view.
     pub(super) auth_enabled: AtomicBool,
     /// Last finished compaction of this state. Requests for a physical compaction wait for it.
     pub(crate) compacted: watch::Sender<i64>,

@@ -61,7 +61,8 @@ const VERSION: &str = "format";
 /// row is missing before the first change.
 const AUTH: &str = "auth";
 
-/// How far the file is. These values share one row, so that they can't contradict each other.
+/// Log position, newest revision and compaction revision of the file. They share one row, so that
+/// they can't contradict each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Progress {
     pub(crate) applied: Position,

@@ -33,7 +33,7 @@ pub(crate) struct ClientName(pub Arc<str>);
 /// Metadata that grpc-gateway adds to every request (server/auth/store.go in etcd).
 const BY_GATEWAY: &str = "grpcgateway-accept";
 
-/// Identity that a call presents.
+/// Identity that comes with a call, before it is checked.
 #[derive(Clone)]
 pub(crate) enum Who {
     /// The call comes from this member itself.

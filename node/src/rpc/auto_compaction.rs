@@ -17,11 +17,11 @@ use super::error::Error;
 use crate::config::AutoCompaction;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
-/// Number of samples of the revision for each compaction by time.
+/// Number of revision samples per period, or per hour if the period is longer.
 const LOOKS: u32 = 10;
 /// Minimum time between samples, even for the shortest period.
 const LOOK_AT_MOST_EVERY: Duration = Duration::from_millis(10);
-/// Time between compactions by number of revisions.
+/// Time between two compactions in the mode that keeps a number of revisions.
 const BY_REVISIONS_EVERY: Duration = Duration::from_secs(5 * 60);
 
 /// Recorded revisions and the last compaction. Times are counted from the start of the task.

@@ -81,7 +81,7 @@ impl Extras {
     }
 }
 
-/// Number of digits only. Rust's own parser would accept a plus sign.
+/// Number that is parsed from digits alone. Rust's own parser would accept a plus sign.
 #[derive(Default)]
 struct Decimal(Option<u64>);
 

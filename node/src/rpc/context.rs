@@ -57,7 +57,7 @@ pub(crate) struct Context {
     /// Lock held while this member, as leader, has a change of members under way, so that there is
     /// only one.
     pub(crate) changing: tokio::sync::Mutex<()>,
-    /// Reasons why this member's NOSPACE alarm is active.
+    /// State of this member's NOSPACE alarm: whether the quota is a reason for it.
     pub(crate) claim: Claim,
     /// Lease clock, in use while this member leads.
     pub(crate) clock: LeaseClock,
@@ -251,7 +251,8 @@ impl Context {
         *self.leader.borrow() != 0
     }
 
-    /// Checks whether this member can serve the call: as a learner, and without a leader.
+    /// Checks whether this member serves the call. A learner serves few calls, and a call may
+    /// require a leader.
     pub(crate) fn admit(&self, metadata: &MetadataMap, is_for_learners: bool) -> Result<(), Error> {
         let me = MemberId(self.identity.member_id);
         if !is_for_learners && self.members.borrow().serves_as_learner(me) {

@@ -172,7 +172,8 @@ impl Lease {
         let (answer, answered) = oneshot::channel();
         let wish = Wish { ids, deadline, answer };
         self.passed_on.send(wish).await.map_err(|_| Error::Stopped)?;
-        // Earlier requests in the queue may wait for a leader that is unreachable.
+        // The wait has a time limit, since earlier requests in the queue may wait for a leader that
+        // is unreachable.
         let answered = timeout_at(deadline, answered).await.map_err(|_| Error::Timeout)?;
         answered.map_err(|_| Error::Stopped)?
     }

@@ -99,8 +99,7 @@ impl Context {
         Ok(answer.seconds)
     }
 
-    /// Answers another member's question about leases. Returns `None` if the request is no such
-    /// question.
+    /// Answers another member's question about leases. Returns `None` if the request isn't one.
     async fn answer_leases(&self, request: Bytes) -> Option<Bytes> {
         let question = LeaseQuestion::decode(request).ok()?;
         if question.ids.is_empty() {
@@ -199,8 +198,8 @@ impl Context {
     }
 }
 
-/// Revokes expired leases and records what others have left, while this member leads. Runs as long
-/// as the node.
+/// Revokes expired leases and records the remaining time of others, while this member leads. Runs
+/// as long as the node.
 pub(super) async fn count(context: Arc<Context>) {
     let mut leader = context.leader.clone();
     let mut look = interval(LOOK_EVERY);

@@ -83,7 +83,7 @@ pub(super) struct Place {
 enum Turn {
     /// The key was created, and its predecessors aren't known yet.
     Unknown,
-    /// Another entry comes before this one.
+    /// Another entry is before this one, so that it has to wait.
     Waits,
     /// The entry is the first, or existed already.
     Here,

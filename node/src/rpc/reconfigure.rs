@@ -1,10 +1,11 @@
 //! Changes of members. The leader judges them, and they go through consensus one at a time.
 //!
 //! Any member accepts a request and sends it on to the leader, which alone knows how far each
-//! member is. The leader judges it on the current configuration, and proposes it with that
-//! configuration's index. If another change comes in between, it is judged again. A leader that is
-//! to be removed first transfers its leadership, and its successor makes the change. So no write
-//! has to wait for an election.
+//! member's log is. The leader judges it on the current configuration, and proposes it with that
+//! configuration's index. If another change comes in between, it is judged again.
+//!
+//! A leader that is to be removed first transfers its leadership, and its successor makes the
+//! change. So no write has to wait for an election.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

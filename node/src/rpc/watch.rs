@@ -35,7 +35,7 @@ use crate::shares::{Account, Charge, Part};
 
 /// Watch ID in a response that belongs to no watch.
 const NO_WATCH: i64 = -1;
-/// Number of election timeouts that a stream which requires a leader waits for one.
+/// Number of election timeouts without a leader after which a stream that requires one ends.
 const LEADERLESS_ELECTIONS: u32 = 3;
 
 /// Maximum number of watches of one stream.

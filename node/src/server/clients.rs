@@ -406,7 +406,7 @@ impl Front {
         let connection =
             self.builder.serve_connection_with_upgrades(TokioIo::new(Lenient::new(io)), service);
         let mut connection = std::pin::pin!(connection);
-        // Its result is ignored: clients may end connections in any way.
+        // The connection's result is ignored, since clients may end connections in any way.
         tokio::select! {
             _ = connection.as_mut() => return,
             () = answers.unread(self.places.unread) => return self.places.stalled(remote),

@@ -57,9 +57,9 @@ pub(super) struct Found {
 
 /// How a member without a log begins.
 enum Beginning {
-    /// As a founding member of a new cluster.
+    /// The member begins as one of the first members of a new cluster.
     New(InitialCluster),
-    /// As a new member of a running cluster, with that cluster's state.
+    /// The member joins a running cluster, and begins with that cluster's state.
     Joins(Joining),
 }
 
@@ -189,7 +189,8 @@ async fn open_member(
             machine
         }
     };
-    // Marked at each start, since a crash may have come between the log's creation and this mark.
+    // The log is marked as existing at each start, since a crash may have come between its creation
+    // and this mark.
     dir.mark_log()?;
     let (log, recovered) = Log::open(&disk, &member_dir, &options).map_err(ServerError::Log)?;
     if let Some((path, offset)) = &recovered.cut {
@@ -237,7 +238,8 @@ async fn beginning(
     }))
 }
 
-/// Returns the promises that this member's disk has kept.
+/// Returns the term, the vote and the last index on this member's disk, which it can't have
+/// forgotten.
 fn on_disk(recovered: &Recovered) -> OnDisk {
     let state = recovered.hard_state;
     OnDisk { term: state.term, vote: state.vote, last: recovered.last().index }

@@ -28,7 +28,7 @@ pub enum ServerError {
     Store {
         /// Path of the store's file.
         path: PathBuf,
-        /// Reason why it can't be used.
+        /// Reason why the store can't be used.
         #[source]
         source: StoreError,
     },
@@ -44,7 +44,7 @@ pub enum ServerError {
     /// The node can't listen on a client address.
     #[error("cannot listen for clients on {address}")]
     Listen {
-        /// Client address that was to be bound.
+        /// Client address that could not be bound.
         address: SocketAddr,
         /// Error of the system call.
         #[source]
@@ -80,7 +80,7 @@ pub enum ServerError {
     Marks {
         /// Path of the file.
         path: PathBuf,
-        /// Reason why it can't be read.
+        /// Reason why the file can't be read.
         #[source]
         source: transport::MarksError,
     },

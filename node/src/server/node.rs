@@ -136,7 +136,7 @@ impl Node {
             client_tls,
             verdict,
             members,
-            // A generator separate from that of clients' requests: no real boot counter is ever
+            // The IDs are separate from those of clients' requests: no real boot counter is ever
             // this high.
             ids: RequestIds::new(local.member.0, u64::MAX - boot),
             name: config.name.clone(),

@@ -57,7 +57,7 @@ pub(super) struct Outbound {
 impl Outbound {
     /// Connects the driver to the started transport.
     pub(super) fn connect(&self, transport: Transport, inbox: PeerInbox) {
-        // Setting it can't fail, since this is called once, by the code that starts both.
+        // Setting the link can't fail, since this is called once, by the code that starts both.
         let _ = self.link.set((transport, inbox));
     }
 }
@@ -185,7 +185,7 @@ impl Inbound {
 
     /// Sets the context that answers other members' requests from now on.
     pub(super) fn answer_by(&self, context: &Arc<Context>) {
-        // Setting it can't fail, since this is called once, by the code that made both.
+        // Setting the context can't fail, since this is called once, by the code that made both.
         let _ = self.context.set(Arc::downgrade(context));
     }
 
@@ -287,7 +287,8 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
         | Operation::MarkCorrupt(_)
         | Operation::LeaseGrant(_)
         | Operation::LeaseRevoke(_)
-        // It has no effect if it is of an earlier leader's term.
+        // An expiry or a checkpoint from an earlier leader's term has no effect, so it needs no
+        // check.
         | Operation::LeaseExpire(_)
         | Operation::LeaseCheckpoint(_)
         | Operation::ChangeAuth(_)

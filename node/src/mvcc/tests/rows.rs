@@ -112,7 +112,7 @@ fn they_are_known_again_after_a_restart() {
     writer.checkpoint().unwrap();
     disk.crash();
     drop(writer);
-    // Each step deletes one such row.
+    // A limit of 64 keys makes each step delete one row of tombstones.
     let steps = Options {
         compaction: Compaction::Background,
         compacted_keys_per_step: 64,

@@ -25,7 +25,7 @@ pub(super) enum Piece {
     Read { events: Option<Arc<Picked>>, next: i64 },
     /// The store has no revision `next` yet.
     UpToDate,
-    /// The next revision was compacted.
+    /// The revision to read next was compacted.
     Compacted { compacted: i64 },
 }
 

@@ -56,8 +56,8 @@ pub enum Notice {
 enum State {
     /// The watch has got everything before `next`, and reads the store from there.
     CatchesUp { next: i64 },
-    /// The hub gives the watch each event. The hub learns of the watch after it answered the
-    /// progress rounds up to `round`. So those answers don't cover this watch.
+    /// The hub gives the watch each event. The hub had already answered the progress rounds up to
+    /// `round` when it learned of the watch. So those answers don't cover this watch.
     Attached { round: u64 },
     /// The next revision for this watch is compacted.
     Compacted,
@@ -92,9 +92,9 @@ impl Watch {
 /// State of a progress request to the hub.
 #[derive(Clone, Copy, Debug, Default)]
 struct Asked {
-    /// Whether the client requested it.
+    /// Whether the client has requested the answer.
     by_client: bool,
-    /// Whether the timer requested it.
+    /// Whether the timer has requested the answer.
     by_timer: bool,
     /// Round whose answer is awaited, others are ignored; 0 means that the request must be sent
     /// again.
@@ -294,8 +294,8 @@ impl Subscriber {
         if self.asked.by_client {
             let attached = self.watches.values().all(Watch::is_attached);
             if attached && !self.watches.values().all(|watch| watch.answered(round)) {
-                // A watch was attached since the request. It is repeated, so that the answer covers
-                // that watch.
+                // A watch was attached since the request. The request is repeated, so that the
+                // answer covers that watch.
                 self.asked.round = 0;
                 return;
             }

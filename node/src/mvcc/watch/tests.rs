@@ -198,7 +198,7 @@ async fn who_does_not_read_is_bounded_and_misses_nothing() {
 async fn a_replay_that_does_not_fit_the_queue_is_gone_on_with_from_the_store() {
     let mut world = World::with(WatchOptions { queued_deliveries: 4, ..WatchOptions::default() });
     let mut subscriber = world.hub.subscribe();
-    // A running hub keeps events from here on.
+    // The hub runs once here, and keeps all events from now on.
     tokio::task::yield_now().await;
     // The hub learns of the watch after all events have happened, and replays them.
     subscriber.add(1, spec("k", "", 2));
@@ -280,7 +280,7 @@ async fn a_hub_that_lost_its_feed_lets_everybody_catch_up() {
 async fn a_watch_that_the_hub_hears_of_after_a_loss_is_told_what_was_lost() {
     let mut world = World::running();
     let mut subscriber = world.hub.subscribe();
-    // A running hub keeps events from here on.
+    // The hub runs once here, and keeps all events from now on.
     tokio::task::yield_now().await;
     subscriber.add(1, spec("k", "", 2));
     let last = world.put_all(3);

@@ -30,9 +30,9 @@ use crate::shares::{Account, Bounds, Charge, Part, Room};
 
 /// Maximum bytes of unread answers of one connection.
 const CONNECTION_BYTES: usize = 256 << 20;
-/// Maximum bytes of unread answers of all connections, which share them.
+/// Maximum bytes of unread answers of all connections, shared equally between networks.
 const ALL_BYTES: usize = 512 << 20;
-/// Bytes that each connection may leave unread, whatever the others use.
+/// Bytes of answers that each network may leave unread, whatever the others use.
 const LEAST_BYTES: usize = 1 << 20;
 /// Bytes reserved for a piece of an answer that is written in pieces.
 const PIECE_BYTES: usize = 2 << 20;

@@ -30,8 +30,8 @@ use crate::shares::{Account, Bounds, Charge, Part, Room};
 
 /// Maximum bytes of unfinished requests of one connection.
 const CONNECTION_BYTES: usize = 32 << 20;
-/// Maximum bytes of unfinished requests of all connections. They share it, and each may always take
-/// as much as the largest request needs.
+/// Maximum bytes of unfinished requests of all connections, shared equally between networks. Each
+/// network may always take as much as the largest request needs.
 const ALL_BYTES: usize = 128 << 20;
 /// Bytes of a stream besides its message: headers, tonic's first buffer, its task.
 const STREAM_BYTES: usize = 16 << 10;

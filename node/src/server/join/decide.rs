@@ -57,7 +57,7 @@ pub enum JoinRefusal {
     /// No member stated its version.
     #[error("incompatible with current running cluster: no member says which version it runs")]
     NoVersion,
-    /// This member has another key than it was added with.
+    /// This member's key differs from the one that it was added with.
     #[error(
         "this member was added with the key {bound}, and the certificate in --peer-cert-file has {}: start it with the certificate of that key, or remove the member and add it with the other one",
         shown_key(.own)
@@ -129,7 +129,7 @@ pub(super) struct Newcomer<'a> {
     pub version: &'a str,
 }
 
-/// Result of a decision to join.
+/// Decision to join: the cluster, this member's ID, and the members to fetch the state from.
 pub(in crate::server) struct Joining {
     pub cluster: ClusterId,
     /// ID of this member in the cluster.

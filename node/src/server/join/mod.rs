@@ -126,7 +126,7 @@ pub(super) async fn fetch(
             }
             Err(error) => {
                 tracing::warn!(%url, peer.member.id = %from, %error, "cannot fetch the cluster's state");
-                // The partial file may be what fills the disk.
+                // Removed at once, since the partial file may be what has filled the disk.
                 let _ = data::remove(path);
                 last = error.to_string();
                 if let transport::JoinError::RefusedBy(why) = error {

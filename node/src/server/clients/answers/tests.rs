@@ -8,7 +8,7 @@ use super::*;
 
 const MB: usize = 1 << 20;
 
-/// Body with these pieces, after which it stays open.
+/// Response body that yields these pieces and then never ends.
 struct Written(VecDeque<Bytes>);
 
 impl Body for Written {
