@@ -122,6 +122,8 @@ impl<T: ReadableTable<u128, &'static [u8]>> Source<'_, T> {
         let Scan { range, after, is_walked, found } = scan;
         if found.is_empty() {
             let index = read(self.index);
+            // Checked under the lock of the walk, so that no compaction can drop changes in
+            // between.
             if index.compacted() > self.revision {
                 return Err(ReadError::Superseded);
             }
@@ -329,6 +331,7 @@ impl Gather {
         let full = self.is_full();
         let at_most = if full { COUNTED_PER_STEP } else { KEYS_PER_STEP };
         let index = read(source.index);
+        // Checked under the lock of the walk, so that no compaction can drop changes in between.
         if index.compacted() > self.at {
             return Err(self.gone());
         }

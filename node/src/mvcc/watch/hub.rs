@@ -286,6 +286,7 @@ impl Hub {
     }
 
     fn attach(&mut self, token: Token, spec: &WatchSpec, next: i64, link: Link) {
+        // The stream has ended, and nothing would ever detach the watcher.
         if link.queue.is_closed() {
             return;
         }
