@@ -1,4 +1,5 @@
-//! Lets rules be switched off in this compilation of the formation sources, and in no other.
+//! Sets the `rules_off` cfg, so that rules can be switched off in this compilation of the formation
+//! sources. No other compilation of them has it.
 
 #![allow(clippy::print_stdout, reason = "this is how a build script speaks to Cargo")]
 

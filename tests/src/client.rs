@@ -21,10 +21,11 @@ use tokio_rustls::TlsConnector;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint};
 
-/// The longest that one connection attempt may take.
+/// Time limit of one connection attempt.
 const CONNECT_LIMIT: Duration = Duration::from_millis(500);
 
-/// How to speak TLS to the nodes: `ca.crt`, `client.crt` and `client.key` in one folder.
+/// Returns the TLS configuration for connections to nodes, made from `ca.crt`, `client.crt` and
+/// `client.key` in `folder`.
 pub fn tls_from(folder: &Path) -> Result<Arc<ClientConfig>> {
     let mut roots = rustls::RootCertStore::empty();
     for certificate in CertificateDer::pem_file_iter(folder.join("ca.crt"))? {
@@ -42,7 +43,7 @@ pub fn tls_from(folder: &Path) -> Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// A channel to one node; it connects when first used and again whenever it has to.
+/// Returns a channel to one node. It connects on first use and reconnects whenever it has to.
 pub fn channel(address: SocketAddr, tls: Option<Arc<ClientConfig>>) -> Result<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?
         .connect_timeout(CONNECT_LIMIT)
@@ -61,7 +62,7 @@ pub fn channel(address: SocketAddr, tls: Option<Arc<ClientConfig>>) -> Result<Ch
     })))
 }
 
-/// One node as a load generator sees it.
+/// A client of one node, for load generators.
 #[derive(Clone, Debug)]
 pub struct Client {
     kv: KvClient<Channel>,
@@ -70,7 +71,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of one node.
+    /// Creates a client of the node at `address`. It speaks plaintext if `tls` is `None`, and
+    /// connects on first use.
     pub fn new(address: SocketAddr, tls: Option<Arc<ClientConfig>>) -> Result<Self> {
         let channel = channel(address, tls)?;
         Ok(Self {
@@ -80,14 +82,14 @@ impl Client {
         })
     }
 
-    /// The same, as the user whose token that is. What is no token's text is none.
+    /// Sends `token` with every call. A token that isn't a valid header value is ignored.
     #[must_use]
     pub fn showing(mut self, token: Option<String>) -> Self {
         self.token = token.and_then(|token| token.parse().ok());
         self
     }
 
-    /// Writes one key; the revision at which it stands.
+    /// Writes one key and returns the revision of the write.
     pub async fn put(&mut self, key: &[u8], value: &[u8], limit: Duration) -> Result<i64> {
         let request = PutRequest {
             key: key.to_vec().into(),
@@ -99,27 +101,27 @@ impl Client {
         Ok(answer.into_inner().header.context("an answer has a header")?.revision)
     }
 
-    /// Reads a range.
+    /// Sends a range request, with `limit` as its time limit.
     pub async fn range(&mut self, request: RangeRequest, limit: Duration) -> Result<RangeResponse> {
         let call = self.kv.range(shown(request, self.token.as_ref()));
         let answer = tokio::time::timeout(limit, call).await.context("range")??;
         Ok(answer.into_inner())
     }
 
-    /// The node's own view.
+    /// Returns the node's own view of its state (`Maintenance.Status`).
     pub async fn status(&mut self, limit: Duration) -> Result<StatusResponse> {
         let call = self.maintenance.status(shown(StatusRequest {}, self.token.as_ref()));
         Ok(tokio::time::timeout(limit, call).await.context("status")??.into_inner())
     }
 
-    /// The hash of everything up to `revision`; 0 is the latest.
+    /// Returns the hash of all keys up to `revision`; 0 means the latest revision.
     pub async fn hash_kv(&mut self, revision: i64, limit: Duration) -> Result<HashKvResponse> {
         let call = self.maintenance.hash_kv(shown(HashKvRequest { revision }, self.token.as_ref()));
         Ok(tokio::time::timeout(limit, call).await.context("hash_kv")??.into_inner())
     }
 }
 
-/// A request with the token, if there is one.
+/// Wraps `message` in a gRPC request that carries the token, if there is one.
 fn shown<T>(message: T, token: Option<&AsciiMetadataValue>) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
     if let Some(token) = token {

@@ -1,5 +1,5 @@
-//! What runs the three programs as their users do: the harness, the demo, the end-to-end tests,
-//! the exploration of the bootstrap protocol, the simulation of the node and the benchmarks.
+//! Test tools that run the three programs as their users do: the harness, the demo, the end-to-end
+//! tests, the exploration of the bootstrap protocol, the simulation of the node and the benchmarks.
 
 pub mod bench;
 pub mod client;

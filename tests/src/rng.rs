@@ -1,16 +1,16 @@
-//! Chance that a seed decides, for whatever draws: SplitMix64 (Steele, Lea and Flood 2014).
+//! Deterministic pseudo-random numbers from a seed, by SplitMix64 (Steele, Lea and Flood 2014).
 
-/// A sequence of numbers, the same for the same seed.
+/// A pseudo-random sequence; equal seeds give equal sequences.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// The one of `seed`.
+    /// Starts the sequence of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// Returns the next number, which may be any `u64`.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -19,17 +19,17 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// From `low` up to, not including, `high`.
+    /// Returns a number from `low` (inclusive) to `high` (exclusive).
     pub fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.number() % (high - low)
     }
 
-    /// True in `per_mille` of 1000 cases.
+    /// Returns true with a probability of `per_mille` / 1000.
     pub fn chance(&mut self, per_mille: u64) -> bool {
         self.number() % 1000 < per_mille
     }
 
-    /// An index below `len`.
+    /// Returns a random index below `len`.
     pub fn pick(&mut self, len: usize) -> usize {
         usize::try_from(self.number() % len as u64).expect("below a usize")
     }

@@ -1,4 +1,4 @@
-//! A stock etcd to compare with, built from its own module through the Go proxy.
+//! Stock etcd, to compare with: built from its own Go module, which the Go module proxy serves.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -9,24 +9,26 @@ use tokio::process::Command;
 
 use crate::harness::skip;
 
-/// The newest that there is.
+/// Newest release of etcd.
 pub const NEWEST: &str = "v3.7.3";
-/// What an upgrade to the newest begins with.
+/// Release from which an upgrade to the newest one starts: the minor version before it.
 const BEFORE: &str = "v3.6.16";
 const SERVER: &str = "go.etcd.io/etcd/server/v3";
-/// Its clients' tool.
+/// Go module of `etcdctl`, etcd's command-line client.
 const CLIENT: &str = "go.etcd.io/etcd/etcdctl/v3";
-/// Its tool for files and directories.
+/// Go module of `etcdutl`, etcd's tool for data files and directories.
 const TOOL: &str = "go.etcd.io/etcd/etcdutl/v3";
-/// The Debian package's.
+/// Path of the etcd that the Debian package installs.
 pub const INSTALLED: &str = "/usr/bin/etcd";
-/// It took a minute or two on two cores; a module proxy that doesn't answer is not waited for longer.
+/// Time limit of a build, which took a minute or two on two cores. A module proxy that doesn't answer
+/// makes the build fail after this time.
 const BUILD_TIME: Duration = Duration::from_secs(300);
 
-/// The path of a stock etcd: built once under `work`, else the installed one.
+/// Returns the path of a stock etcd: built once under `work`, or the installed one if the build
+/// fails.
 ///
 /// # Errors
-/// When it can't be built and none is installed.
+/// Fails if it can't be built and none is installed.
 pub async fn etcd(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
     match built(work, say).await {
         Ok(binary) => Ok(binary),
@@ -40,15 +42,15 @@ pub async fn etcd(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
     }
 }
 
-/// The path of a stock etcd of this version, built once under `work`.
+/// Returns the path of stock etcd [`NEWEST`], built once under `work`.
 ///
 /// # Errors
-/// Where it can't be built: no go, or no module proxy.
+/// Fails if it can't be built, for example without Go or without a module proxy.
 pub async fn built(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
     Program { version: NEWEST, module: SERVER, name: "etcd" }.built(work, say).await
 }
 
-/// What is built.
+/// A program of one etcd release, to be built from its Go module.
 #[derive(Clone, Copy)]
 struct Program {
     version: &'static str,
@@ -56,13 +58,15 @@ struct Program {
     name: &'static str,
 }
 
-/// The Debian package's, 3.4, for a test that is skipped without it.
+/// Returns the path of the Debian package's etcd 3.4. Without it, records that the test is skipped
+/// and returns `None`.
 #[must_use]
 pub fn oldest() -> Option<PathBuf> {
     installed(INSTALLED)
 }
 
-/// Its `etcdctl`.
+/// Returns the path of the Debian package's `etcdctl`. Without it, records that the test is skipped
+/// and returns `None`.
 #[must_use]
 pub fn oldest_etcdctl() -> Option<PathBuf> {
     installed("/usr/bin/etcdctl")
@@ -77,28 +81,29 @@ fn installed(path: &str) -> Option<PathBuf> {
     None
 }
 
-/// Built once under `work`, for whichever test asks first; the test is skipped without it.
+/// Returns the path of stock etcd [`NEWEST`], built once under `work` by the first test that needs
+/// it. If the build fails, records that the test is skipped and returns `None`.
 #[must_use]
 pub fn newest(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
     Program { version: NEWEST, module: SERVER, name: "etcd" }.once(&BUILT, work)
 }
 
-/// The minor version before it.
+/// Returns the path of stock etcd of the minor version before [`NEWEST`], as [`newest`] does.
 #[must_use]
 pub fn before(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
     Program { version: BEFORE, module: SERVER, name: "etcd" }.once(&BUILT, work)
 }
 
-/// Its `etcdctl`, beside it.
+/// Returns the path of [`NEWEST`]'s `etcdctl`, built beside the server as [`newest`] does.
 #[must_use]
 pub fn newest_etcdctl(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
     Program { version: NEWEST, module: CLIENT, name: "etcdctl" }.once(&BUILT, work)
 }
 
-/// Its `etcdutl`, beside it.
+/// Returns the path of [`NEWEST`]'s `etcdutl`, built beside the server as [`newest`] does.
 #[must_use]
 pub fn newest_etcdutl(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
@@ -139,7 +144,8 @@ impl Program {
             folder.join("go.mod"),
             format!("module stock-etcd\n\nrequire {module} {version}\n"),
         )?;
-        // Into place only when whole: a build that was cut off must not be taken for a good one.
+        // Build to a temporary path and rename: an interrupted build must not be taken for a complete
+        // binary.
         let part = folder.join("part");
         let mut go = Command::new("go");
         go.current_dir(&folder)

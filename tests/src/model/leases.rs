@@ -1,5 +1,5 @@
-//! Leases on the model: which there are, by the entry that granted each. Their keys are those whose newest
-//! record names them.
+//! Leases of the model. A lease is identified by its id and the index of the entry that granted it. Its
+//! keys are all keys whose newest record names the lease.
 
 use std::collections::BTreeMap;
 
@@ -14,25 +14,24 @@ use node_proto::mvccpb::KeyValue;
 
 use super::{Model, header};
 
-/// What an entry did to leases.
+/// A change that a log entry made to a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseEvent {
-    /// Granted.
     Granted(Lease),
-    /// Revoked by a client.
+    /// A client revoked the lease.
     Revoked(Lease),
-    /// Ended by a leader's clock.
+    /// The leader proposed the lease's end after its clock had found the lease expired.
     Expired(Lease),
 }
 
-/// See the module.
+/// The leases that exist, and the changes made to them.
 #[derive(Debug, Default)]
 pub struct Leases {
-    /// By name.
+    /// Existing leases, by id.
     pub all: BTreeMap<i64, Lease>,
-    /// What has happened since somebody looked.
+    /// Changes since the caller last took them out of this list.
     pub events: Vec<LeaseEvent>,
-    /// Entries in which a clock ends a lease in another leader's term.
+    /// Number of expiry entries that were committed in another term than the one they were proposed in.
     pub outdated: u64,
 }
 

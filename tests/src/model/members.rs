@@ -1,4 +1,5 @@
-//! Who the members have to be: one step for each change that is committed, in order.
+//! The member table that the cluster must have: the model applies each committed member change in
+//! order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,12 +9,12 @@ use node_consensus::Members;
 use node_proto::command;
 use node_proto::musterpb::PublishMember;
 
-/// The members after a change.
+/// The members after one change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Configuration {
-    /// Who votes and who only receives.
+    /// Current voters and learners.
     pub members: Members,
-    /// Who never comes back.
+    /// Ids of removed members; a removed id is never used again.
     pub removed: BTreeSet<u64>,
 }
 
@@ -24,55 +25,55 @@ struct One {
     incarnation: Option<Incarnation>,
 }
 
-/// See the module.
+/// The members, and their history since the cluster began.
 #[derive(Debug, Default)]
 pub struct Membership {
     now: BTreeMap<u64, One>,
     removed: BTreeMap<u64, Option<Incarnation>>,
-    /// Operations that were carried out, in order.
+    /// Ids of the operations that were carried out, in order.
     operations: Vec<[u8; 16]>,
-    /// The entry of the last change.
+    /// Index of the entry that made the last change.
     changed: u64,
-    /// By the entry that made them.
+    /// Each configuration, by the index of the entry that made it.
     configurations: BTreeMap<u64, Configuration>,
 }
 
 impl Membership {
-    /// The cluster begins with these.
+    /// Sets the cluster's initial members.
     pub fn begin(&mut self, members: &[Member]) {
         members.iter().for_each(|member| self.insert(member));
         self.note(0);
     }
 
-    /// The members as they are once entry `index` is applied.
+    /// Returns the members once entry `index` is applied.
     pub fn at(&self, index: u64) -> Option<&Configuration> {
         self.configurations.range(..=index).next_back().map(|(_, found)| found)
     }
 
-    /// The members as they are once entry `index` is applied, and as each later change left them.
+    /// Returns the members once entry `index` is applied, then the members after each later change.
     pub fn since(&self, index: u64) -> impl Iterator<Item = &Configuration> {
         let first = self.configurations.range(..=index).next_back().map_or(0, |(first, _)| *first);
         self.configurations.range(first..).map(|(_, found)| found)
     }
 
-    /// Those of the last change, and of the one before.
+    /// Returns the configuration after the last change, and the one before it.
     pub fn last_two(&self) -> Option<(&Configuration, &Configuration)> {
         let mut newest = self.configurations.values().rev();
         newest.next().zip(newest.next())
     }
 
-    /// Whether entry `index` changed who votes or receives.
+    /// Returns whether entry `index` changed the voters or the learners.
     pub fn counts(&self, index: u64) -> bool {
         let before = index.checked_sub(1).and_then(|before| self.at(before));
         self.at(index).map(|at| &at.members) != before.map(|before| &before.members)
     }
 
-    /// When this one was removed.
+    /// Returns the index of the entry that removed member `id`.
     pub fn removal(&self, id: u64) -> Option<u64> {
         self.configurations.iter().find(|(_, at)| at.removed.contains(&id)).map(|(index, _)| *index)
     }
 
-    /// A change is committed; whether it was made.
+    /// Applies a committed change. Returns false if it was refused or had been carried out before.
     pub fn change(&mut self, index: u64, change: command::MemberChange) -> bool {
         let Ok(asked) = ChangeRequest::try_from(change) else { return false };
         let ChangeRequest { change, operation, planned_at } = asked;
@@ -86,7 +87,8 @@ impl Membership {
         true
     }
 
-    /// A member has said who it is.
+    /// Applies a published member record: binds its incarnation to the member, unless the member has
+    /// one already or another member has or had this one.
     pub fn publish(&mut self, said: &PublishMember) {
         let bound = self.now.values().any(|one| one.incarnation.is_some());
         let incarnation = <[u8; 16]>::try_from(&said.incarnation[..]).ok().map(Incarnation);

@@ -1,10 +1,14 @@
-//! What the store has to be, in plain maps: every change of every key, in order.
+//! Reference model of the store, in plain maps: every change of every key, in order.
 //!
-//! It is fed with entries in their order, once each, and shares nothing with the store but the types
-//! of requests and answers: no index, no table, no batch, no compaction that takes anything away.
-//! The simulation feeds it with what is committed, and compares every outcome, every read at the
-//! position that its member had reached, every member's store and every watch;
-//! [`histories`](crate::histories) with what clients of the built programs asked for.
+//! The model applies each log entry once, in log order. It shares nothing with the store but the
+//! types of requests and responses. It has no index, no table and no batches, and compaction deletes
+//! nothing.
+//!
+//! Two users compare with it:
+//! - The simulation applies committed entries to it. It then compares every outcome, every member's
+//!   store and every watch. Each read is compared at the position that the serving member had
+//!   reached.
+//! - [`histories`](crate::histories) applies the requests of clients of the built programs.
 
 pub mod leases;
 pub mod members;
@@ -25,56 +29,57 @@ use node_proto::etcdserverpb::{
 };
 use node_proto::mvccpb::KeyValue;
 
-/// One change of one key, as watchers are shown it: a delete has the key and its revision only.
+/// One change of one key, as watchers receive it. A delete has the key and its revision only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// When.
+    /// Revision of the change.
     pub at: Revision,
-    /// What the key holds from then on.
+    /// Key-value record from this revision on.
     pub kv: KeyValue,
-    /// A put, not a delete.
+    /// True for a put, false for a delete.
     pub is_put: bool,
 }
 
-/// How a store stands after an entry of the log.
+/// Revisions of a store after one log entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// The newest revision.
+    /// Newest revision of the store.
     pub revision: i64,
-    /// Nothing before it can be read.
+    /// Compaction revision: no earlier revision can be read.
     pub compacted: i64,
 }
 
-/// What a request of the log gave.
+/// Result of one request in the log.
 #[derive(Clone, Debug)]
 pub struct Done {
-    /// The whole answer.
+    /// Complete response or error.
     pub outcome: Outcome,
-    /// It made a revision of its own.
+    /// Whether the request made a revision of its own.
     pub changed: bool,
 }
 
-/// See the module.
+/// State of the model after the entries applied so far.
 #[derive(Debug)]
 pub struct Model {
     now: State,
     keys: BTreeMap<Bytes, Vec<Change>>,
     changes: Vec<Change>,
-    /// By index.
+    /// Store state after each entry, by log index.
     states: BTreeMap<u64, State>,
-    /// By request.
+    /// Results, by request id.
     done: BTreeMap<u64, Done>,
-    /// Changes so far of the request that is being applied.
+    /// Number of changes that the request being applied has made so far.
     sub: u32,
-    /// Who belongs to the cluster.
+    /// Members of the cluster, and their history.
     pub members: members::Membership,
-    /// Leases.
+    /// Leases, and the changes made to them.
     pub leases: leases::Leases,
-    /// Users and roles.
+    /// Users and roles after the last entry.
     pub users: users::Users,
-    /// The same after each entry that changed them.
+    /// Users and roles after each entry that changed them, by log index.
     users_at: BTreeMap<u64, users::Users>,
-    /// A lease ends by a leader's clock in that leader's term only: always, but in a test.
+    /// Whether an expiry entry is refused in another term than the one it was proposed in. One test
+    /// switches this off.
     pub own_term_only: bool,
 }
 
@@ -102,8 +107,8 @@ fn header(revision: i64) -> Option<ResponseHeader> {
 }
 
 impl Model {
-    /// Takes a committed entry, if it is the first to have it.
-    /// Whether it changed the members.
+    /// Applies a committed entry, unless an entry with this index was applied before. Returns
+    /// whether it changed the members.
     pub fn apply(&mut self, entry: &Committed) -> bool {
         let index = entry.position.index;
         if self.states.contains_key(&index) {
@@ -139,43 +144,45 @@ impl Model {
         changed_members
     }
 
-    /// How a store stands that has applied this entry; none if nobody has.
+    /// Returns the state of a store that has applied entries up to `index`, or `None` if that entry
+    /// isn't committed yet.
     pub fn state(&self, index: u64) -> Option<State> {
         self.states.get(&index).copied()
     }
 
-    /// Users and roles after this entry.
+    /// Returns users and roles once entry `index` is applied.
     pub fn users_at(&self, index: u64) -> &users::Users {
         let last = self.users_at.range(..=index).next_back();
         last.map(|(_, users)| users).expect("there is one of the beginning")
     }
 
-    /// What a committed request gave.
+    /// Returns the result of a committed request.
     pub fn done(&self, request: u64) -> Option<&Done> {
         self.done.get(&request)
     }
 
-    /// All changes after `told`, in order.
+    /// Returns all changes after revision `told`, in order.
     pub fn changes_after(&self, told: Revision) -> &[Change] {
         &self.changes[self.changes.partition_point(|change| change.at <= told)..]
     }
 
-    /// The first change after `told` that `wants` picks.
+    /// Returns the first change after revision `told` for which `wants` is true.
     pub fn next_change(&self, told: Revision, wants: impl Fn(&Change) -> bool) -> Option<&Change> {
         self.changes_after(told).iter().find(|change| wants(change))
     }
 
-    /// The newest revision.
+    /// Returns the newest revision.
     pub fn newest(&self) -> i64 {
         self.now.revision
     }
 
-    /// Nothing before this revision can be read.
+    /// Returns the compaction revision: no earlier revision can be read.
     pub fn compacted(&self) -> i64 {
         self.now.compacted
     }
 
-    /// The newest revision, with the changes so far of the request that is being applied.
+    /// Returns the newest revision, including the changes that the request being applied has made so
+    /// far.
     fn revision(&self) -> i64 {
         self.now.revision + i64::from(self.sub > 0)
     }

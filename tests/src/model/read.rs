@@ -1,4 +1,4 @@
-//! Reading the model, now or at a revision.
+//! Reads of the model, at its newest revision or at an older one.
 
 use bytes::Bytes;
 use muster_node::apply::ApplyError;
@@ -9,7 +9,7 @@ use node_proto::mvccpb::KeyValue;
 use super::{Model, State, header};
 
 impl Model {
-    /// What `key` held at `revision`.
+    /// Returns the record of `key` at `revision`, or `None` if the key didn't exist then.
     pub fn live(&self, key: &[u8], revision: i64) -> Option<&KeyValue> {
         let changes = self.keys.get(key)?;
         let before = changes.partition_point(|change| change.at.main <= revision);
@@ -17,14 +17,14 @@ impl Model {
         last.is_put.then_some(&last.kv)
     }
 
-    /// What there was in a range at `revision`, by key.
+    /// Returns all records of a range at `revision`, ordered by key.
     pub fn all(&self, range: &KeyRange, revision: i64) -> Vec<KeyValue> {
         let from = self.keys.range(range.start().clone()..);
         let keys = from.map(|(key, _)| key).take_while(|key| range.contains(key));
         keys.filter_map(|key| self.live(key, revision).cloned()).collect()
     }
 
-    /// What a store in `state` answers.
+    /// Returns the response that a store in `state` must give to a range request.
     pub fn range(&self, state: State, request: &RangeRequest) -> Result<RangeResponse, ApplyError> {
         let at = if request.revision > 0 { request.revision } else { state.revision };
         if at > state.revision {
@@ -44,7 +44,7 @@ impl Model {
             more = true;
         }
         if request.keys_only {
-            // And without their leases, as etcd 3.7 has it.
+            // etcd 3.7 leaves the leases out as well.
             kvs.iter_mut().for_each(|kv| (kv.value, kv.lease) = (Bytes::new(), 0));
         }
         Ok(RangeResponse { header: header(state.revision), kvs, more, count })

@@ -1,5 +1,5 @@
-//! Transactions on the model: all comparisons first, then all that could be refused, then the
-//! changes.
+//! Transactions on the model. It evaluates all comparisons first, then checks every operation that
+//! could be refused, then makes the changes.
 
 use muster_node::apply::ApplyError;
 use muster_node::mvcc::KeyRange;
@@ -43,8 +43,8 @@ impl Model {
         Ok(TxnResponse { header: header(self.revision()), succeeded, responses })
     }
 
-    /// A comparison with a range holds if it does for each key in it; with no key, if it does for a
-    /// key that was never there, which has no value.
+    /// Evaluates one comparison. A comparison with a range holds if it holds for each key in the
+    /// range. If there is no key, it is evaluated for a key that never existed, which has no value.
     fn holds(&self, compare: &Compare) -> bool {
         let range = KeyRange::new(compare.key.clone(), compare.range_end.clone());
         let kvs = self.all(&range, i64::MAX);

@@ -1,7 +1,7 @@
-//! Users and roles on the model: who may do what by the changes so far, whose tokens prove something.
+//! Users, roles and tokens of the model: which user may do what, and which tokens are valid.
 //!
-//! Shares nothing with production's but the errors: permissions are kept as they were granted, and whether
-//! they cover a range is found by walking along it.
+//! The model shares only the error types with the production code. It keeps permissions as they were
+//! granted. It finds out whether they cover a range by walking along the range.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use node_proto::etcdserverpb::{DeleteRangeRequest, PutRequest, RequestOp, TxnReq
 use super::{Model, header};
 
 const ROOT: &str = "root";
-/// Where a range without a last key ends.
+/// End of a range that has no last key (etcd's `\0`).
 const OPEN: &[u8] = &[0];
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,19 +27,19 @@ struct User {
     roles: BTreeSet<String>,
 }
 
-/// By the range that each permission is for, its kind.
+/// Permission kind of each granted range.
 type Role = BTreeMap<(Bytes, Bytes), i32>;
 
-/// See the module.
+/// Users, roles and tokens after the entries applied so far.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Users {
-    /// Whether they count.
+    /// Whether authentication is enabled.
     pub enabled: bool,
-    /// From 1, one more with each change.
+    /// Auth revision: begins at 1 and grows by one with each change.
     pub revision: u64,
     users: BTreeMap<String, User>,
     roles: BTreeMap<String, Role>,
-    /// Whose each token is, by the entry that gave it.
+    /// User of each valid token, by the index of the entry that assigned the token.
     tokens: BTreeMap<u64, String>,
 }
 
@@ -50,7 +50,7 @@ impl Default for Users {
     }
 }
 
-/// Whether what somebody is allowed to do is to be read or written.
+/// Whether a request needs permission to read or to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum To {
     Read,
@@ -58,12 +58,12 @@ enum To {
 }
 
 impl Users {
-    /// Whose token it is that this entry gave, if it still proves anything.
+    /// Returns the user of the token that entry `entry` assigned, if the token is still valid.
     pub fn token(&self, entry: u64) -> Option<&str> {
         self.tokens.get(&entry).map(String::as_str)
     }
 
-    /// What differs from a member's.
+    /// Compares with a member's users and roles; describes both if they differ.
     pub fn differs(&self, found: &AuthState) -> Option<String> {
         let mut of_member = Self { enabled: found.is_enabled(), ..Self::default() };
         of_member.revision = found.revision();
@@ -82,7 +82,7 @@ impl Users {
         (of_member != *self).then(|| format!("{of_member:?}, not {self:?}"))
     }
 
-    /// Whether this caller may read such a range.
+    /// Checks whether `caller` may read the range.
     pub fn may_read(
         &self,
         caller: Option<&Caller>,
@@ -240,7 +240,7 @@ impl Users {
     }
 }
 
-/// The first key that the range from `key` on does not have; none, if it has all.
+/// Returns the exclusive end of a range, or `None` if the range has no end.
 fn end_of(key: &[u8], range_end: &[u8]) -> Option<Bytes> {
     match range_end {
         [] => Some([key, &[0]].concat().into()),
@@ -249,14 +249,15 @@ fn end_of(key: &[u8], range_end: &[u8]) -> Option<Bytes> {
     }
 }
 
-/// Whether the spans have all that a request is about. One whose end does not come after its key is about
-/// its key.
+/// Returns whether `spans` cover the whole range of a request. A range whose end isn't after its key is
+/// treated as that single key.
 fn is_covered(spans: &[(&[u8], Option<Bytes>)], key: &[u8], range_end: &[u8]) -> bool {
     let is_about_nothing = range_end != OPEN && range_end <= key;
     is_walked(spans, key, end_of(key, if is_about_nothing { b"" } else { range_end }))
 }
 
-/// From a key on, along whichever span leads furthest.
+/// Walks from `key` to `to`, each time along the span that reaches furthest. Returns false at the first
+/// gap.
 fn is_walked(spans: &[(&[u8], Option<Bytes>)], key: &[u8], to: Option<Bytes>) -> bool {
     let mut at = Bytes::copy_from_slice(key);
     loop {
@@ -283,7 +284,7 @@ fn is_walked(spans: &[(&[u8], Option<Bytes>)], key: &[u8], to: Option<Bytes>) ->
 }
 
 impl Model {
-    /// Whether who asks for it may.
+    /// Checks whether `caller` may perform `operation`.
     pub fn permit(&self, caller: Option<&Caller>, operation: &Operation) -> Result<(), AuthError> {
         let users = &self.users;
         if !users.enabled || caller.is_some_and(|caller| caller.member) {
@@ -303,7 +304,8 @@ impl Model {
         }
     }
 
-    /// Whoever may end a lease, or attach a key to it, may write all keys that end with it.
+    /// Checks permission to revoke a lease or to attach a key to it: the caller must be able to write
+    /// every key attached to it. Those keys are deleted when the lease ends.
     fn permit_lease(&self, caller: Option<&Caller>, lease: i64) -> Result<(), AuthError> {
         if lease == 0 || self.users.is_root(caller).is_ok() {
             return Ok(());
@@ -330,7 +332,7 @@ impl Model {
         if delete.prev_kv { self.users.may(caller, To::Read, key, range_end) } else { Ok(()) }
     }
 
-    /// Both branches.
+    /// Checks the comparisons and the operations of both branches.
     fn permit_txn(&self, caller: Option<&Caller>, txn: &TxnRequest) -> Result<(), AuthError> {
         self.users.user(caller)?;
         for compare in &txn.compare {
