@@ -1,4 +1,4 @@
-//! What can happen next in a world.
+//! Actions: everything that can happen next in a state.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,30 +19,31 @@ use crate::explore::processes::{
 use crate::explore::reduce;
 use crate::explore::world::{Mode, World};
 
-/// One atomic step of somebody.
+/// One atomic step of a host, a process or the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// A host's agent starts, makes its key and record, and redeems.
+    /// A host's agent starts, makes its key and record, and redeems its token.
     Join(usize),
     /// An agent polls, or redeems if the database doesn't know it.
     Speak(usize),
-    /// A message of an agent that is no more arrives.
+    /// A late message arrives from an agent that no longer exists.
     SpeakLate(KeyId),
-    /// An agent sees that the service is at this epoch.
+    /// An agent learns that the service is at this epoch.
     SeeEpoch(usize, Epoch),
-    /// An agent looks at a list: probes, and signs, refuses, or sends its row of the matrix.
+    /// An agent looks at a list: it probes, and then signs, refuses, or sends its row of the
+    /// matrix.
     Consider(usize, Hash),
-    /// The same, and it has waited long enough to say which releases are missing.
+    /// As `Consider`, but the agent has waited long enough to report which releases are missing.
     LosePatience(usize, Hash),
-    /// An ack arrives.
+    /// An ack arrives at the service.
     DeliverAck(KeyId, Hash),
-    /// The acks of all members arrive.
+    /// The acks of all members arrive at the service, in one step.
     DeliverAcks(Hash),
-    /// A release arrives.
+    /// A release arrives at the service.
     DeliverRelease(KeyId),
     /// An agent gets a document.
     SeeDocument(usize, Hash),
-    /// An agent takes its next step towards its node.
+    /// An agent takes its next step towards starting its node.
     Act(usize),
     /// A node makes its log.
     MakeLog(usize),
@@ -52,23 +53,23 @@ pub enum Action {
     Report(usize),
     /// An agent shows the service the document that it holds.
     ShowDocument(usize),
-    /// A process writes the document to its ledger and lets it out.
+    /// A process writes the document to its ledger and then sends it.
     Publish(usize),
-    /// A process looks at its database, compares, and puts back what is missing.
+    /// A process compares its database with its ledger, and puts back what is missing.
     Look(usize),
-    /// A process counts a sweep, and looks.
+    /// A process looks at its database and counts a sweep.
     Sweep(usize),
-    /// Through the other process than the first.
+    /// The process with this index serves the action, instead of the first one.
     By(usize, Box<Action>),
-    /// A lease has lapsed.
+    /// A lease lapses, possibly without any transaction that notices it.
     Lapse(KeyId),
-    /// The frozen list's time is over.
+    /// The frozen list times out.
     TimeOut,
-    /// A hold-back is over.
+    /// An agent's hold-back ends.
     HoldOver(KeyId),
-    /// An operator gives the cluster up.
+    /// An operator abandons the cluster.
     Abandon,
-    /// The deadline passes.
+    /// The cluster's deadline passes.
     Expire,
     /// An owner retires the cluster.
     Retire,
@@ -80,41 +81,41 @@ pub enum Action {
     Cut(usize, usize),
     /// The service's clock jumps ahead.
     ClockAhead,
-    /// It is set right.
+    /// The service's clock is set right.
     ClockBack,
-    /// Somebody takes a backup.
+    /// A backup of the database is taken.
     Backup,
-    /// Somebody restores it.
+    /// The backup is restored in this way.
     Restore(Setback),
-    /// Somebody copies a process's ledger.
+    /// A process's ledger is copied.
     SaveLedger(usize),
-    /// The copy is put in the ledger's place while its process is down; with the position beside it
-    /// or without.
+    /// The copy replaces the ledger while its process is down. If true, the position beside the
+    /// ledger is replaced as well.
     PutLedgerBack(usize, bool),
     /// A process is lost for good, with its ledger.
     LoseProcess(usize),
-    /// An owner says that a process won't come back.
+    /// An owner declares that a process won't come back.
     Forget(usize),
     /// An agent is killed and starts again.
     Kill(usize),
     /// A host dies for good.
     Die(usize),
-    /// A node's directory is lost; its host starts again.
+    /// A node's directory is lost, and its host starts again.
     LoseDirectory(usize),
-    /// A host is made anew.
+    /// A host is made anew: nothing on it survives.
     Remake(usize),
-    /// A host's disk is copied to another machine, which starts.
+    /// A host's disk is copied to another machine, which then starts.
     Clone(usize, usize),
-    /// A process crashes.
+    /// A process crashes, and may lose what it had not synced.
     Crash(usize),
     /// Without row lock: a process reads the row.
     Read(usize),
-    /// Without row lock: it writes what this makes of what it read.
+    /// Without row lock: a process writes the result of this action on the row it has read.
     Write(usize, Box<Action>),
 }
 
 impl Action {
-    /// The host that does it, or that it happens to.
+    /// Returns the host that takes the action or that it happens to.
     #[must_use]
     pub fn host(&self) -> Option<usize> {
         match self {
@@ -139,7 +140,7 @@ impl Action {
         }
     }
 
-    /// A process serves it.
+    /// Returns whether a process serves the action.
     #[must_use]
     pub fn asks_the_service(&self) -> bool {
         matches!(
@@ -165,8 +166,8 @@ impl Action {
         )
     }
 
-    /// Something breaks, pauses, or is given up: what the bounds count. That the lease of a host
-    /// which is no more lapses is no fault of its own.
+    /// Returns whether the action is a fault, which the bounds limit. A lapsed lease isn't a fault
+    /// if its host no longer exists.
     #[must_use]
     pub fn is_fault(&self, world: &World) -> bool {
         match self {
@@ -266,7 +267,7 @@ impl fmt::Display for Action {
     }
 }
 
-/// Everything that may happen next; some of it changes nothing.
+/// Returns every action that may happen next; some of them change nothing.
 #[must_use]
 pub fn enumerate(world: &World, config: &Config) -> Vec<Action> {
     let mut actions = Vec::with_capacity(32);
@@ -285,8 +286,8 @@ pub fn enumerate(world: &World, config: &Config) -> Vec<Action> {
         return actions;
     }
     for host in 0..config.hosts {
-        // Of hosts that nobody has heard of, one stands for all that are like it and that the same
-        // hosts reach.
+        // Hosts that haven't joined are interchangeable if they are equal and linked in the same
+        // way. Only the first of them acts.
         let like = |other: usize| {
             world.hosts[other] == world.hosts[host]
                 && world.hosts[host].journal.is_none()
@@ -361,7 +362,7 @@ fn of_host(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>)
             actions.push(Action::Report(at));
         }
     }
-    // Epochs are seen whatever the agent is doing.
+    // An agent sees epochs whatever its mode is.
     let latest = if config.liar { config.epochs + 1 } else { world.said.epoch };
     if !idle::releases_nothing(config, journal) {
         actions.extend((journal.released + 2..=latest).map(|epoch| Action::SeeEpoch(at, epoch)));
@@ -414,7 +415,7 @@ fn forming(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>)
     }
 }
 
-/// Links go down, between hosts that have been heard of: nobody probes another (`reduce`).
+/// Adds the loss of links between hosts that have joined. No host probes any other one (`reduce`).
 fn of_links(world: &World, config: &Config, actions: &mut Vec<Action>) {
     if world.left.links == 0 || is_over(world, config) {
         return;
@@ -427,8 +428,8 @@ fn of_links(world: &World, config: &Config, actions: &mut Vec<Action>) {
     }
 }
 
-/// The service's part is done for good: it takes no ack any more, and no restore will make it.
-/// Whoever joins, polls or signs now changes nothing that a property looks at.
+/// Returns whether the service has finished for good: it takes no ack any more, and no restore can
+/// change that. No property depends on a host that joins, polls or signs after this.
 fn is_over(world: &World, config: &Config) -> bool {
     let forming = matches!(world.database.cluster.phase, Phase::Open | Phase::Preparing);
     let may_return = world.left.restores > 0
@@ -440,8 +441,8 @@ fn is_over(world: &World, config: &Config) -> bool {
     !config.liar && !forming && !may_return
 }
 
-/// Every list of joined hosts, in the order of their letters, at every epoch: what a lying service
-/// can show.
+/// Returns every list that a lying service can show: all sets of joined hosts, ordered by letter,
+/// at every epoch.
 fn every_list(world: &World, config: &Config) -> Vec<Hash> {
     if !config.lies.is_empty() {
         let lie = |(epoch, hosts): &(Epoch, Vec<usize>)| {
@@ -489,7 +490,7 @@ fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
         let known = cluster.agents.get(&key);
         let new = |agent: &formation_explored::service::Applicant| {
             if config.reduced {
-                // Below that it is no news to the row (`reduce::row`).
+                // A release below the row's epoch changes nothing in the row (`reduce::row`).
                 epoch >= cluster.epoch && agent.highest_epoch < epoch
             } else {
                 agent.release.as_ref().is_none_or(|release| release.epoch < epoch)
@@ -535,7 +536,7 @@ fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
     }
 }
 
-/// Acks arrive for the list that is frozen.
+/// Adds the arrival of acks for the frozen list.
 fn of_acks(world: &World, config: &Config, actions: &mut Vec<Action>) {
     let cluster = &world.database.cluster;
     let Some(frozen) = cluster.frozen.as_ref().filter(|_| cluster.phase == Phase::Preparing) else {
@@ -558,7 +559,7 @@ fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed);
     for at in 0..PROCESSES {
         let process = &world.processes[at];
-        // Two processes in the same state are one.
+        // If both processes are in the same state, acting for the first one is enough.
         if at > 0 && reduce::are_processes_alike(world) {
             continue;
         }
@@ -574,7 +575,7 @@ fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
         }
         let whole = |h: Hash| Some(Entry::Commit { h, document: true });
         let inside = |h: &Hash| process.ledger.entry == whole(*h) || !config.environment.ledger;
-        // A ledger that nobody will ever ask may have anything in it.
+        // Once no ledger will be read again, its contents don't matter.
         let asked = !config.reduced || !reduce::is_database_final(world, config);
         if asked {
             of_process(world, config, at, actions);
@@ -600,7 +601,7 @@ fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
                 actions.push(Action::Backup);
             }
         } else {
-            // A ledger that was put back has been compared since: see `processes`.
+            // A ledger that was replaced must have been compared since: see `processes`.
             let compared =
                 world.processes.iter().all(|process| process.connected || process.is_gone);
             let may = |setback: &&Setback| match setback {
@@ -615,7 +616,7 @@ fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
     }
 }
 
-/// What a connected process does by itself, and what may happen to its ledger.
+/// Adds what a connected process does by itself, and the faults of its ledger.
 fn of_process(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>) {
     let process = &world.processes[at];
     if !config.environment.ledger {
@@ -629,8 +630,8 @@ fn of_process(world: &World, config: &Config, at: usize, actions: &mut Vec<Actio
     if counts && world.backup.as_ref().is_some_and(beat) {
         actions.push(Action::Sweep(at));
     }
-    // Whichever it is, the other one is the first; what that has not copied is lost, and no rule
-    // can bring it back.
+    // Processes are interchangeable, so the lost one is never the first. Decisions that the first
+    // one has not copied would be lost, and no rule could bring them back.
     if world.left.losses > 0 && at > 0 && is_up_to_date(world, config, 0) {
         actions.push(Action::LoseProcess(at));
     }
@@ -648,7 +649,7 @@ fn of_process(world: &World, config: &Config, at: usize, actions: &mut Vec<Actio
     }
 }
 
-/// Without row lock every transaction of the service may have read the row long ago.
+/// Adds transactions without row lock: each may have read the row long before it writes.
 fn of_unlocked(world: &World, config: &Config, actions: &mut Vec<Action>) {
     for at in 0..PROCESSES {
         match &world.processes[at].read {

@@ -1,4 +1,4 @@
-//! One action, applied.
+//! Application of one action to a state.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::explore::reduce;
 use crate::explore::service_side as service;
 use crate::explore::world::{Mode, World};
 
-/// What the world becomes; the same world again if the action changes nothing.
+/// Returns the state after `action`; an equal one if the action changes nothing.
 ///
 /// # Errors
-/// The property that does not hold any more.
+/// Returns the property that no longer holds.
 pub fn apply(world: &World, config: &Config, action: &Action) -> Result<World, Violation> {
     let mut next = world.clone();
     if let Action::By(at, action) = action {
@@ -27,7 +27,7 @@ pub fn apply(world: &World, config: &Config, action: &Action) -> Result<World, V
     }
     if reduce::are_strangers(world, config) {
         next.alone = action.host().and_then(|at| u8::try_from(at).ok());
-        // Of these nothing can happen any more: what is left of them is no difference.
+        // None of these faults can happen any more, so how many are left makes no difference.
         let left = &mut next.left;
         (left.pauses, left.timeouts, left.ends, left.accepts) = (0, 0, 0, 0);
         (left.links, left.clocks, next.is_ahead) = (0, 0, false);
@@ -46,8 +46,8 @@ pub fn apply(world: &World, config: &Config, action: &Action) -> Result<World, V
     Ok(next)
 }
 
-/// With nothing left that could strike between an agent's steps towards its node, they are one:
-/// nobody else sees them.
+/// Takes all steps of each agent towards its node at once. No fault is left that could happen
+/// between them, and no other host can observe the states between.
 fn hurry(world: &mut World, config: &Config) -> Result<(), Violation> {
     for at in 0..config.hosts {
         while world.hosts[at].alive {
@@ -106,7 +106,7 @@ fn apply_to(world: &mut World, config: &Config, action: &Action) -> Result<(), V
         Action::SeeLog(at) => hosts::see_log(world, config, *at)?,
         Action::Report(at) => {
             if let Some(key) = journal_of(world, *at).map(|journal| journal.key) {
-                // The Raft cluster id is derived from the list.
+                // The production code also derives the Raft cluster id from the list.
                 let raft_cluster = world.hosts[*at].node.map_or(0, fold);
                 let _ = service::serve(world, config, Event::Report { key, raft_cluster })?;
             }
@@ -134,7 +134,7 @@ fn apply_to(world: &mut World, config: &Config, action: &Action) -> Result<(), V
     Ok(())
 }
 
-/// Time, people, and what breaks: all of it within the bounds.
+/// Applies a fault, an operator's action or a passing deadline, within the bounds.
 fn fault(world: &mut World, config: &Config, action: &Action) -> Result<(), Violation> {
     match action {
         Action::Lapse(key) => {
@@ -208,7 +208,7 @@ fn fault(world: &mut World, config: &Config, action: &Action) -> Result<(), Viol
     Ok(())
 }
 
-/// What breaks on hosts and between them.
+/// Applies a fault of a host or of a link between hosts.
 fn of_host(world: &mut World, config: &Config, action: &Action) -> Result<(), Violation> {
     match action {
         Action::Cut(one, other) => {
@@ -242,7 +242,7 @@ fn of_host(world: &mut World, config: &Config, action: &Action) -> Result<(), Vi
     Ok(())
 }
 
-/// An unlimited fault stays unlimited.
+/// Uses up one fault of a kind; `u8::MAX` means unlimited and stays.
 fn spend(left: &mut u8) {
     if *left != u8::MAX {
         *left = left.saturating_sub(1);
@@ -253,8 +253,8 @@ fn journal_of(world: &World, at: usize) -> Option<&Journal> {
     world.hosts[at].journal.as_ref()
 }
 
-/// A host's agent speaks; that its key is elsewhere is the one refusal that stops it here. Whoever
-/// isn't needed any more may as well never hear of it.
+/// Lets a host's agent poll or redeem. Only one refusal reaches the agent here: another holder of
+/// its key is known. It may learn of any other refusal arbitrarily late, so those are left out.
 fn speak(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     let Some(journal) = journal_of(world, at).cloned() else { return Ok(()) };
     let outcome = service::speak(world, config, &journal)?;

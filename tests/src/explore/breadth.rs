@@ -1,4 +1,4 @@
-//! Breadth first: depth by depth, every state of one before the next.
+//! Breadth-first search: it visits all states of one depth before the next depth.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -7,40 +7,41 @@ use crate::explore::search::{Progress, Report, Search, Tally, resident};
 use crate::explore::successors::{State, arrive, take};
 use crate::explore::world::World;
 
-/// How many states a thread takes at a time.
+/// Number of states that a thread takes at a time.
 const CHUNK: usize = 64;
 
-/// How a state was reached: its parent's number and which of the parent's actions.
+/// Step by which a state was reached: the number of its parent, and the index among the parent's
+/// actions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     parent: u32,
     action: u16,
 }
 
-/// A state that waits.
+/// A state of the frontier.
 pub(super) struct Node {
-    /// Its number: its place among the steps.
+    /// Number of the state: its index in the list of steps.
     pub number: u32,
-    /// Itself.
     pub state: State,
 }
 
-/// A violation, the number of the state that it was found in, and the action, if one led out of it.
+/// A violation, the number of the state it was found in, and the index of the action that led to
+/// it. There is no action if the road from the state violates a property.
 type Spotted = (Violation, u32, Option<u16>);
 
-/// How far the search came.
+/// Result of the breadth-first search.
 pub(super) struct Breadth {
-    /// What was covered.
+    /// Coverage so far.
     pub report: Report,
-    /// How each state was reached.
+    /// Step by which each state was reached.
     pub steps: Vec<Step>,
-    /// The states whose successors were not looked at.
+    /// States whose successors have not been explored.
     pub frontier: Vec<Node>,
     /// A violation with a shortest path.
     pub found: Option<Spotted>,
 }
 
-/// The numbers of the actions that lead to state `number`, and of the last one.
+/// Returns the action indices that lead from the start to state `number`, followed by `last`.
 #[must_use]
 pub(super) fn path(steps: &[Step], number: u32, last: Option<u16>) -> Vec<u16> {
     let mut path: Vec<u16> = last.into_iter().collect();
@@ -54,7 +55,7 @@ pub(super) fn path(steps: &[Step], number: u32, last: Option<u16>) -> Vec<u16> {
     path
 }
 
-/// Explores until everything was seen, a limit is reached, or the frontier is too large.
+/// Explores until everything was visited, a limit is reached, or the frontier is too large.
 pub(super) fn explore(
     search: &Search<'_>,
     start: World,
@@ -98,7 +99,7 @@ fn one_depth(search: &Search<'_>, breadth: &mut Breadth, tally: &mut Tally) {
     breadth.frontier.clear();
     for harvest in harvests {
         tally.add(harvest.tally);
-        // The smallest number makes the answer the same however the threads ran.
+        // Taking the smallest state number makes the result independent of how the threads ran.
         if let Some(candidate) = harvest.found
             && breadth.found.as_ref().is_none_or(|known| candidate.1 < known.1)
         {
@@ -113,7 +114,7 @@ fn one_depth(search: &Search<'_>, breadth: &mut Breadth, tally: &mut Tally) {
     }
 }
 
-/// What one thread found at one depth.
+/// States, counts and violation that one thread found at one depth.
 #[derive(Default)]
 struct Harvest {
     fresh: Vec<(Step, State)>,
@@ -121,7 +122,7 @@ struct Harvest {
     found: Option<Spotted>,
 }
 
-/// Every successor of every state of the frontier.
+/// Expands every state of the frontier, on several threads if the frontier is large.
 fn expand(search: &Search<'_>, frontier: &[Node], states: usize) -> Vec<Harvest> {
     let next = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);

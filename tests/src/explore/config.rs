@@ -1,80 +1,85 @@
-//! What is explored: bounds, faults and switches.
+//! Configuration of an exploration: bounds, faults and switches.
 
 use formation_explored::Rules;
 
 use crate::explore::processes::Setback;
 
-/// How far an exploration goes, and what may go wrong in it.
+/// Bounds of one exploration, and the faults that may happen in it.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// A name for reports.
+    /// Name of the configuration in reports.
     pub name: &'static str,
-    /// The cluster's size: 1 to 3.
+    /// Number of seats, which is the cluster's size: 1 to 3.
     pub seats: u8,
-    /// How many hosts there are.
+    /// Number of hosts that take part.
     pub hosts: usize,
-    /// States beyond this epoch are counted and not followed.
+    /// Highest epoch that is explored. States of a higher epoch are counted but not followed.
     pub epochs: u64,
-    /// Which rules the machines follow.
+    /// Rules that the two state machines follow.
     pub rules: Rules,
-    /// What the environment guarantees.
+    /// Guarantees that the environment gives.
     pub environment: Environment,
-    /// How often each fault may happen.
+    /// How often each fault may happen on one path.
     pub faults: Faults,
-    /// Hosts that nobody can reach, as a bit mask.
+    /// Bit mask of hosts that no other host can reach.
     pub unreachable: u8,
-    /// Two documents are wrong even if their lists share no host, as only the ledger can prevent.
+    /// Whether two documents are a violation even if their lists share no host. Only the ledger can
+    /// prevent that.
     pub expects_ledger: bool,
-    /// Property 3 alone is asked: what can't come to a second majority any more isn't followed.
+    /// Whether property 3 alone is checked. States that can't lead to a second majority are then not
+    /// followed.
     pub majorities_only: bool,
-    /// There is no honest service: any list of known records may be shown at any time.
+    /// Whether the service lies: any list of known records may be shown at any time.
     pub liar: bool,
-    /// The only lists that a liar shows, as hosts with the epoch; all if empty.
+    /// The only lists that a lying service shows, as epoch and hosts. It shows every list if this is
+    /// empty.
     pub lies: Vec<(u64, Vec<usize>)>,
-    /// Messages of dead and re-made hosts may still arrive.
+    /// Whether late messages of dead and re-made hosts may still arrive.
     pub late: bool,
-    /// A lease may have lapsed before anybody looks, so that an event comes first.
+    /// Whether a lease may lapse without a transaction that notices it, so that another event is
+    /// processed first.
     pub quiet_lapses: bool,
-    /// Node directories are fresh file systems, with `lost+found` in them.
+    /// Whether node directories are fresh file systems, which contain `lost+found`.
     pub lost_and_found: bool,
-    /// Backups are taken in these phases only: open, preparing, committed.
+    /// Phases in which a backup may be taken: open, preparing, committed.
     pub backup_in: [bool; 3],
-    /// How they are put back.
+    /// Ways in which the backup may be restored.
     pub setbacks: &'static [Setback],
-    /// Members report their Raft cluster, one by one. It decides nothing, so that large
-    /// explorations do without.
+    /// Whether members report their Raft cluster, one by one. Reports decide nothing, so large
+    /// explorations leave them out.
     pub reports: bool,
-    /// From one in this many states the fault-free road is walked; 0 for none.
+    /// The fault-free road is walked from one in this many states; from none if 0.
     pub roads: u64,
-    /// How many faults of all kinds may happen on one path, within what `faults` allows of each;
-    /// 255 for no bound.
+    /// Maximum number of faults of all kinds together on one path, besides the limit of each kind in
+    /// `faults`; 255 means no limit.
     pub together: u8,
-    /// States and steps that no property can tell apart are taken for one (`reduce`). Off, to
-    /// compare.
+    /// Whether states and steps that no property can tell apart are merged (`reduce`). It is off
+    /// when a test compares with the unreduced exploration.
     pub reduced: bool,
 }
 
-/// What holds outside the two machines. Each can be switched off to show that it is needed.
+/// Guarantees from outside the two state machines. Each can be switched off to show that it is
+/// needed.
 #[derive(Clone, Copy, Debug)]
 pub struct Environment {
     /// A transaction locks the cluster's row first.
     pub row_lock: bool,
     /// Each process keeps a ledger, and compares its database with it.
     pub ledger: bool,
-    /// Which database it is, no dump carries, and each process looks.
+    /// Each database has an identity that no dump carries, and each process checks it.
     pub site: bool,
     /// Each process counts its sweeps, in its row and beside its ledger.
     pub beats: bool,
-    /// Ledgers are complete: each process copies what others have decided, and decides nothing
-    /// before it has.
+    /// Ledgers are complete: before a process decides anything, it copies all decisions of the other
+    /// processes.
     pub complete: bool,
-    /// A process's row says how much its ledger held.
+    /// A process's row records how many entries its ledger held.
     pub entries: bool,
-    /// An owner can't forget a process that runs.
+    /// An owner can't forget a process that is running.
     pub gone_only: bool,
-    /// Rows that are set back under the processes are of a backup that is older than a sweep of each
-    /// of them. No rule sees to that, and none could: what a process knows is no younger than what
-    /// it copied last.
+    /// A backup that is restored in place is older than the last sweep of each process. No rule can
+    /// guarantee this: a process can only recognise a database that is older than what it last
+    /// copied.
     pub old_backups: bool,
     /// The ledger is synced before a document leaves.
     pub ledger_sync: bool,
@@ -83,7 +88,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// As the programs have it.
+    /// The guarantees that hold for the real programs.
     pub const SOUND: Environment = Environment {
         row_lock: true,
         ledger: true,
@@ -98,49 +103,53 @@ impl Environment {
     };
 }
 
-/// How often each thing may happen on one path.
+/// How often each fault may happen on one path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Faults {
-    /// The database is put back to its backup (there is one backup, taken at any time).
+    /// Number of restores of the database from its backup. There is one backup, taken at any time.
     pub restores: u8,
-    /// A node's directory is lost, with a restart of its host.
+    /// Number of lost node directories; the host restarts with each.
     pub lost_directories: u8,
-    /// A host is made anew: nothing on it survives.
+    /// Number of hosts that are made anew: nothing on such a host survives.
     pub remakes: u8,
-    /// A host dies for good.
+    /// Number of hosts that die for good.
     pub deaths: u8,
-    /// An agent is killed at any point and restarts; without synced journals, with power cut.
+    /// Number of agents that are killed at any point and restart. If journals aren't synced, power
+    /// is cut as well.
     pub kills: u8,
-    /// A host's disk is copied to a fresh host.
+    /// Number of times that a host's disk is copied to a fresh host.
     pub clones: u8,
-    /// A lease lapses though its agent lives (a pause); a dead agent's lapses for nothing.
+    /// Number of leases that lapse although the agent lives (a pause). A dead agent's lease lapses
+    /// without using this up.
     pub pauses: u8,
-    /// The time of a frozen list is over.
+    /// Number of frozen lists that time out.
     pub timeouts: u8,
-    /// An operator gives the cluster up, or its deadline passes.
+    /// Number of times that an operator abandons the cluster or its deadline passes.
     pub ends: u8,
-    /// An owner retires the committed cluster; taking that back is no fault.
+    /// Number of times that an owner retires the committed cluster. Taking a retirement back isn't a
+    /// fault.
     pub retirements: u8,
-    /// An owner accepts a changed database before the ledgers agree.
+    /// Number of times that an owner accepts a changed database before the ledgers agree.
     pub accepts: u8,
-    /// Without row lock: a transaction reads, and writes later.
+    /// Number of transactions that read the row and write it later. Needs `row_lock` switched off.
     pub overlaps: u8,
-    /// A process crashes; without a synced ledger its last entry is lost.
+    /// Number of process crashes. If the ledger isn't synced, its last entry is lost.
     pub crashes: u8,
-    /// A process's ledger is put back to an older copy.
+    /// Number of times that a process's ledger is replaced by an older copy.
     pub ledgers: u8,
-    /// A process is lost for good, and its ledger with it, once the other has copied what it held.
+    /// Number of processes lost for good, with their ledger, after the other process has copied its
+    /// decisions.
     pub losses: u8,
-    /// An owner says that a process won't come back: its ledger isn't waited for.
+    /// Number of times that an owner declares a process gone, so that nobody waits for its ledger.
     pub forgets: u8,
-    /// A link between two hosts goes down, both ways, for good.
+    /// Number of links between two hosts that go down for good, in both directions.
     pub links: u8,
-    /// The service's clock is `AHEAD` for a while, then right again.
+    /// Number of times that the service's clock is `AHEAD` for a while and then right again.
     pub clocks: u8,
 }
 
 impl Faults {
-    /// No more of any kind than `together`.
+    /// Limits each kind of fault to `together`.
     #[must_use]
     pub fn at_most(self, together: u8) -> Faults {
         Faults {
@@ -167,7 +176,7 @@ impl Faults {
 }
 
 impl Config {
-    /// A small sound configuration: `seats` seats, `hosts` hosts, no faults yet.
+    /// Returns a small sound configuration without faults, with `seats` seats and `hosts` hosts.
     #[must_use]
     pub fn sound(name: &'static str, seats: u8, hosts: usize) -> Config {
         Config {
@@ -195,8 +204,10 @@ impl Config {
         }
     }
 
-    /// The full bounds: 3 seats, 5 hosts, 3 epochs, 2 processes, 1 restore, 1 wipe of either kind,
-    /// 1 death, 1 link down, the clock ahead once, late messages, pauses at any point.
+    /// Returns the full bounds: 3 seats, 5 hosts, 3 epochs, 2 processes.
+    ///
+    /// Its faults are one restore, one lost directory, one re-made host, one death, one link down
+    /// and the clock ahead once. Messages may be late, and pauses may happen at any point.
     #[must_use]
     pub fn full() -> Config {
         Config {

@@ -1,5 +1,5 @@
-//! Databases, and what discovery processes remember of them outside: the production code's words
-//! ([`formation_explored::memory`]), with small numbers in the places of large ones.
+//! Databases, and what discovery processes remember of them in their ledgers. Uses the types of the
+//! production code ([`formation_explored::memory`]), with small numbers in place of large ones.
 
 use std::sync::Arc;
 
@@ -9,81 +9,81 @@ use formation_explored::service::{Change, Cluster, Outcome, Phase};
 
 use crate::explore::config::Environment;
 
-/// How many discovery processes share the database.
+/// Number of discovery processes that share the database.
 pub(super) const PROCESSES: usize = 2;
 
-/// What a database holds, and where it is.
+/// Contents and identity of a database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Database {
-    /// The row, in the normal form of [`normalise`](crate::explore::world::normalise).
+    /// Row of the cluster, as [`normalise`](crate::explore::world::normalise) leaves it.
     pub cluster: Cluster,
-    /// Which database this is: what no dump carries.
+    /// Identity of the database, which no dump carries.
     pub site: u32,
-    /// Where it was when its generation began.
+    /// Identity that the database had when its generation began.
     pub noted: u32,
-    /// Grows with each change that was found.
+    /// Number of the database's generation; grows each time a process finds a changed database.
     pub generation: u64,
-    /// Every process has put its ledger back since the last change.
+    /// Whether every process has put its ledger back since the last change.
     pub settled: bool,
-    /// Commits and ends, numbered from 1 on.
+    /// Commits and ends of the cluster, numbered from 1.
     pub decisions: Vec<Entry>,
-    /// What stands in it about each process.
+    /// Row about each process.
     pub rows: [Row; PROCESSES],
 }
 
-/// A process's row.
+/// Row of the database about one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Row {
-    /// What its ledger held when it last looked.
+    /// Number of entries in the process's ledger when it last looked.
     pub entries: u64,
-    /// How often it has swept.
+    /// Number of sweeps of the process.
     pub beat: u64,
-    /// It has put its ledger back into this generation.
+    /// Whether the process has put its ledger back into this generation.
     pub is_back: bool,
-    /// An owner has said that it won't come back.
+    /// Whether an owner has declared that the process won't come back.
     pub is_forgotten: bool,
 }
 
-/// A discovery process.
+/// One discovery process, with its disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// What is on its disk.
+    /// The ledger on the process's disk.
     pub ledger: Ledger,
-    /// An older copy of that, which somebody may put back.
+    /// Older copy of the ledger, which may replace it.
     pub saved: Option<Ledger>,
-    /// It has looked at the database that its connections lead to.
+    /// Whether the process has looked at the database that its connections lead to.
     pub connected: bool,
-    /// It is lost for good.
+    /// Whether the process is lost for good.
     pub is_gone: bool,
-    /// Without row lock: what a transaction under way has read.
+    /// Row that a transaction under way has read; needs `row_lock` switched off.
     pub read: Option<Arc<Database>>,
 }
 
 /// A process's ledger and the position beside it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
-    /// What it holds of the cluster.
+    /// The ledger's entry about the cluster, if it has one.
     pub entry: Option<Entry>,
-    /// The database that it last worked with.
+    /// Position: the database that the process last worked with.
     pub known: Option<Remembered>,
 }
 
-/// [`Known`], with the decisions themselves in the site of their hash.
+/// Position beside a ledger: [`Known`] with the decisions themselves in place of their hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remembered {
-    /// Which database.
+    /// Identity of the database.
     pub site: u32,
-    /// Its generation.
+    /// Generation of the database.
     pub generation: u64,
-    /// Its decisions up to the last one that was copied.
+    /// Decisions of the database up to the last one that was copied.
     pub copied: Vec<Entry>,
-    /// How often this process had swept.
+    /// Number of sweeps of this process when it last looked.
     pub beat: u64,
 }
 
 impl Ledger {
-    /// Puts `entry` in, unless what is there says more: a commit stands above an end, a document
-    /// above a hash.
+    /// Stores `entry`, unless the ledger holds a stronger one: a commit replaces an end, and a
+    /// document replaces a hash.
     pub fn note(&mut self, entry: Entry) {
         let says_more = match (self.entry, entry) {
             (None, _) => true,
@@ -98,7 +98,8 @@ impl Ledger {
         }
     }
 
-    /// As it is compared. Logs of a database prove nothing here: a restored one may have come far.
+    /// Returns the ledger as the production code compares it. The WAL position is always 0, because
+    /// it proves nothing: a restored database may have written more than the lost one.
     #[must_use]
     pub fn memory(&self, environment: &Environment) -> Memory {
         let known = self.known.as_ref().map(|known| Known {
@@ -113,7 +114,7 @@ impl Ledger {
 }
 
 impl Database {
-    /// A new one, with processes that have all looked at it.
+    /// Returns a new database, which all processes have looked at.
     #[must_use]
     pub fn new(cluster: Cluster) -> Database {
         Database {
@@ -127,8 +128,8 @@ impl Database {
         }
     }
 
-    /// What process `at`, which remembers `memory`, finds on a connection. What the environment
-    /// lacks looks as if nothing had ever changed.
+    /// Returns what process `at`, which remembers `memory`, sees on a new connection. Identities
+    /// and counters that the environment lacks look unchanged.
     #[must_use]
     pub fn shown_to(
         &self,
@@ -149,7 +150,7 @@ impl Database {
         }
     }
 
-    /// What a transaction of process `at` reads for the gate.
+    /// Returns what a transaction of process `at` reads for the ledger's gate.
     #[must_use]
     pub fn read(&self, at: usize, memory: &Memory, environment: &Environment) -> Read {
         let shown = self.shown_to(at, memory, environment);
@@ -167,14 +168,14 @@ impl Database {
         self.decisions.get(..number).filter(|decisions| !decisions.is_empty()).map(chain)
     }
 
-    /// The list that has been decided, whatever has become of the cluster since.
+    /// Returns the list that was decided, also if the cluster was retired since.
     #[must_use]
     pub fn commit(&self) -> Option<Hash> {
         let kept = matches!(self.cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
         self.cluster.frozen.as_ref().filter(|_| kept).map(|frozen| frozen.h)
     }
 
-    /// How the cluster stands in it.
+    /// Returns the state of the cluster in this database.
     #[must_use]
     pub fn stands(&self) -> memory::Stands {
         memory::Stands {
@@ -185,12 +186,12 @@ impl Database {
         }
     }
 
-    /// Writes down what a transaction has decided.
+    /// Appends the decisions of a transaction.
     pub fn note_decisions(&mut self, outcome: &Outcome) {
         if let Some(h) = outcome.committed {
             self.decisions.push(Entry::Commit { h, document: true });
         }
-        // A retirement is no end that is numbered: its commit is, and stays.
+        // A retirement isn't numbered as an end: the commit has a number and stays.
         let is_end = |change: &Change| match change {
             Change::Ended { phase } => *phase != Phase::Retired,
             _ => false,
@@ -203,7 +204,7 @@ impl Database {
     }
 }
 
-/// What a transaction is about to decide, if it is anything that a ledger could speak against.
+/// Returns the decision that a transaction is about to make, if a ledger could contradict it.
 #[must_use]
 pub(super) fn decision(outcome: &Outcome) -> Option<memory::Decision> {
     let adopted = || outcome.changes.iter().any(|change| matches!(change, Change::Adopted { .. }));
@@ -229,7 +230,7 @@ fn mark(decisions: &[Entry]) -> Mark {
     Mark { number: decisions.len() as u64, hash: chain(decisions) }
 }
 
-/// Stands for SHA-256 over a decision and the hash before it.
+/// Hash chain over decisions, in place of SHA-256 over each decision and the hash before it.
 fn chain(decisions: &[Entry]) -> Hash {
     let link = |hash: [u8; 32], entry: &Entry| {
         let said = match entry {

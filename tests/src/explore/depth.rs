@@ -1,6 +1,6 @@
-//! Depth first from a frontier: each thread follows one path as far as it goes, keeps the states of
-//! that path and nothing else, and gives away the oldest of them when another thread has nothing
-//! left to do. All threads share the visited set.
+//! Depth-first search from a frontier. Each thread follows one path to its end and keeps only the
+//! states of that path. When another thread runs out of work, it hands over the oldest of them. All
+//! threads share the visited set.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,21 +13,21 @@ use crate::explore::properties::Violation;
 use crate::explore::search::{Progress, Report, Search, Tally, resident};
 use crate::explore::successors::{State, arrive, take};
 
-/// A thread looks at its limits, and tells its counts, after this many states.
+/// Number of new states after which a thread checks its limits and publishes its counts.
 const BATCH: usize = 1024;
-/// How long a thread without work waits before it looks again.
+/// Time that a thread without work waits before it looks again.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Time between two lines of progress.
+/// Time between two progress reports.
 const PROGRESS: Duration = Duration::from_secs(10);
 
-/// A state on a path, and what of it is still to be followed.
+/// A state on a path, and the actions in it that are still to be taken.
 struct Frame {
     state: State,
     actions: Vec<Action>,
-    /// The first action that was taken. Different in each state, so that a search which is cut
-    /// short has not gone into one corner only.
+    /// Index of the first action to take. It differs between states, so that an interrupted search
+    /// has not explored one corner only.
     first: usize,
-    /// How many were taken.
+    /// Number of actions taken so far.
     taken: usize,
 }
 
@@ -40,7 +40,7 @@ impl Frame {
     }
 }
 
-/// Something to follow: a path from the start to a state, and what of that state is left.
+/// A unit of work: a path from the start to a state, and the rest of that state's actions.
 struct Job {
     path: Vec<u16>,
     frame: Option<Frame>,
@@ -52,7 +52,7 @@ type Found = (Violation, Vec<u16>);
 struct Shared<'a> {
     search: &'a Search<'a>,
     jobs: Mutex<VecDeque<Job>>,
-    /// As many as `jobs` has.
+    /// Length of `jobs`, readable without the lock.
     waiting: AtomicUsize,
     idle: AtomicUsize,
     states: AtomicUsize,
@@ -62,7 +62,7 @@ struct Shared<'a> {
     found: Mutex<Option<Found>>,
 }
 
-/// Explores everything that follows the states of `frontier`.
+/// Explores all states that follow the states of `frontier`.
 pub(super) fn explore(
     search: &Search<'_>,
     steps: &[Step],
@@ -71,7 +71,7 @@ pub(super) fn explore(
     progress: &mut (impl FnMut(Progress) + Send),
 ) -> Option<Found> {
     let mut nodes = frontier;
-    // In an order that has nothing to do with how they were found.
+    // Sort by fingerprint, so that the order doesn't depend on which thread found a state first.
     nodes.sort_unstable_by_key(|node| node.state.print.whole as u64);
     let jobs: VecDeque<Job> = nodes
         .into_iter()
@@ -131,7 +131,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One thread: job after job, until nobody has one.
+/// Runs jobs on one thread until no thread has any left.
 fn work(shared: &Shared<'_>) -> Tally {
     let mut tally = Tally::default();
     let mut told = 0;
@@ -139,7 +139,7 @@ fn work(shared: &Shared<'_>) -> Tally {
         let job = lock(&shared.jobs).pop_front();
         let Some(job) = job else {
             shared.idle.fetch_add(1, Ordering::SeqCst);
-            // Whoever works may yet give something away.
+            // Another thread may still hand over a job.
             while shared.waiting.load(Ordering::SeqCst) == 0 {
                 let all = shared.idle.load(Ordering::SeqCst) == shared.search.limits.threads.max(1);
                 if all || shared.stop.load(Ordering::Relaxed) {
@@ -162,7 +162,7 @@ fn work(shared: &Shared<'_>) -> Tally {
     }
 }
 
-/// One job, to its end.
+/// Follows one job to its end.
 fn follow(shared: &Shared<'_>, job: Job, tally: &mut Tally, told: &mut usize) -> Result<(), Found> {
     let search = shared.search;
     let mut path = job.path;
@@ -171,7 +171,8 @@ fn follow(shared: &Shared<'_>, job: Job, tally: &mut Tally, told: &mut usize) ->
     if let Some(state) = job.state {
         stack.push_back(enter(search, state, &path, tally)?);
     }
-    // `path` leads to the last state of the stack, its first `base` steps to the first one.
+    // `path` leads to the last state of the stack, and its first `base` steps lead to the first
+    // one.
     let mut base = path.len();
     while let Some(frame) = stack.back_mut() {
         let Some(place) = frame.next() else {
@@ -226,7 +227,7 @@ fn enter(
     Ok(Frame { state, actions, first, taken: 0 })
 }
 
-/// Leaves what is left of a state to whoever has nothing to do.
+/// Puts the rest of a state's actions into the queue, for a thread without work.
 fn give(shared: &Shared<'_>, path: Vec<u16>, frame: Frame) {
     if frame.taken < frame.actions.len() {
         lock(&shared.jobs).push_back(Job { path, frame: Some(frame), state: None });

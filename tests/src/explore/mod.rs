@@ -1,5 +1,5 @@
-//! The bootstrap protocol, explored: the production code of both machines, every interleaving
-//! within bounds, seven properties after every step.
+//! Exploration of the bootstrap protocol. It runs the production code of both state machines in
+//! every interleaving within bounds, and checks seven properties after every step.
 
 mod actions;
 mod apply;

@@ -1,5 +1,5 @@
-//! Discovery processes: each looks at its database for itself, compares it with its own ledger by
-//! the production code, and does what follows from that.
+//! Discovery processes. Each looks at its database, compares it with its own ledger by the
+//! production code, and acts on the result.
 
 use std::sync::Arc;
 
@@ -16,24 +16,24 @@ use crate::explore::reduce;
 use crate::explore::service_side::{serve, transact};
 use crate::explore::world::{World, normalise};
 
-/// How a database is set back to its backup.
+/// Way in which a database is set back to its backup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setback {
-    /// A dump is loaded into a new database: no connection outlives it, and what no dump carries
-    /// is different. A recovery to a point in time, which begins a timeline, looks the same.
+    /// A dump is loaded into a new database. All connections end, and the database has another
+    /// identity. Point-in-time recovery, which begins a new timeline, looks the same.
     Dump,
-    /// The rows are set back under the processes: their connections outlive it, and only what stands
-    /// in the rows is different. A copy of the files put back looks the same, to a process that
-    /// connects anew and looks.
+    /// The rows are set back while the processes run. Connections survive, and only the contents of
+    /// the rows change. A restored copy of the database's files looks the same to a process that
+    /// reconnects and looks.
     InPlace,
 }
 
-/// The process looks at its database, as each new connection does: is it the one that it knows? It
-/// copies what it lacks, or begins a new generation; and while that isn't settled, puts back what
-/// its ledger holds.
+/// Lets the process look at its database, as it does on each new connection. If the database isn't
+/// the one it knows, it begins a new generation. In either case it copies the decisions that it
+/// lacks. While the generation isn't settled, it puts back what its ledger holds.
 ///
 /// # Errors
-/// A property that doesn't hold once something was put back.
+/// Returns a property that doesn't hold after an entry was put back.
 pub(super) fn look(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     world.processes[at].connected = true;
     if !config.environment.ledger {
@@ -52,7 +52,7 @@ pub(super) fn look(world: &mut World, config: &Config, at: usize) -> Result<(), 
         }
     };
     copy(world, config, at, fill);
-    // With another history, what the ledger holds is compared with what stands there.
+    // The database may have another history, so check the ledger's entry against its state.
     let lacks = |world: &World| {
         let entry = world.processes[at].ledger.entry;
         let to_do =
@@ -73,10 +73,10 @@ pub(super) fn look(world: &mut World, config: &Config, at: usize) -> Result<(), 
     Ok(())
 }
 
-/// The process counts a sweep, and looks.
+/// Lets the process look at its database, and counts a sweep.
 ///
 /// # Errors
-/// As [`look`].
+/// Fails as [`look`] does.
 pub(super) fn sweep(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     look(world, config, at)?;
     let database = Arc::make_mut(&mut world.database);
@@ -106,14 +106,16 @@ fn copy(world: &mut World, config: &Config, at: usize, fill: Fill) {
     let from = if fill == Fill::New { copied } else { 0 };
     for entry in world.database.decisions.iter().skip(from) {
         process.ledger.note(match *entry {
-            // The document itself comes back from whoever has it.
+            // A copied decision has no document: a process or agent that holds the document sends
+            // it.
             Entry::Commit { h, .. } => Entry::Commit { h, document: false },
             end @ Entry::End(_) => end,
         });
     }
 }
 
-/// What the database says of the ledger, and the ledger of the database, once they agree.
+/// Records, once the two agree, the ledger's size in the database and the database's position beside
+/// the ledger.
 fn remember(world: &mut World, config: &Config, at: usize) {
     let ledger = &mut world.processes[at].ledger;
     let row = Row { entries: u64::from(ledger.entry.is_some()), ..world.database.rows[at] };
@@ -131,7 +133,7 @@ fn remember(world: &mut World, config: &Config, at: usize) {
 }
 
 fn put_ledger_back(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
-    // The row hears of the change before anything else.
+    // Report the change to the row before anything is put back.
     let _ = transact(world, config, Event::Tick)?;
     if let Some(entry) = world.processes[at].ledger.entry {
         match put_back(entry, Some(&world.database.stands()), false) {
@@ -157,15 +159,15 @@ fn settle_if_complete(database: &mut Database) {
     database.settled |= database.rows.iter().all(|row| row.is_back || row.is_forgotten);
 }
 
-/// An owner says that the process won't come back.
+/// An owner declares that process `at` won't come back.
 pub(super) fn forget(world: &mut World, at: usize) {
     let database = Arc::make_mut(&mut world.database);
     database.rows[at].is_forgotten = true;
     settle_if_complete(database);
 }
 
-/// The process is waited for, and an owner may say that it needn't be: of another one than the one
-/// that answers, and not of one that runs.
+/// Returns whether an owner may declare that process `at` won't come back. The database must be
+/// waiting for it, another process must answer, and the process must not be running.
 #[must_use]
 pub(super) fn may_be_forgotten(world: &World, config: &Config, at: usize) -> bool {
     let (process, row) = (&world.processes[at], world.database.rows[at]);
@@ -174,12 +176,13 @@ pub(super) fn may_be_forgotten(world: &World, config: &Config, at: usize) -> boo
     is_waited_for && is_answered && (process.is_gone || !config.environment.gone_only)
 }
 
-/// The process is lost for good, with all that it had.
+/// Loses the process for good, with its ledger.
 pub(super) fn lose(process: &mut Process) {
     *process = Process { is_gone: true, ..Process::default() };
 }
 
-/// A ledger's word ends the cluster, without the machine: it has no event for that.
+/// Ends the cluster because a ledger records its end. The state machine has no event for that, so
+/// this changes the row directly.
 fn close(world: &mut World, config: &Config, cause: EndCause) {
     let now = world.now();
     let database = Arc::make_mut(&mut world.database);
@@ -195,8 +198,8 @@ fn close(world: &mut World, config: &Config, cause: EndCause) {
     database.decisions.push(Entry::End(cause));
 }
 
-/// Whether the process that serves may do what a transaction has come to: nothing is frozen, decided
-/// or ended by one whose ledger is behind, or says otherwise.
+/// Returns whether the serving process may make this decision. It may not freeze, commit or end
+/// anything while its ledger is behind or contradicts the decision.
 #[must_use]
 pub(super) fn may_decide(world: &World, config: &Config, decision: memory::Decision) -> bool {
     let ledger = &world.processes[world.serving].ledger;
@@ -209,17 +212,17 @@ pub(super) fn may_decide(world: &World, config: &Config, decision: memory::Decis
     gate == Gate::Open && !contradicts(ledger.entry, decision)
 }
 
-/// A process lets the decided document out: ledger first.
+/// Lets process `at` send the decided document, after writing it to the ledger.
 ///
 /// # Errors
-/// Property 1 or 6.
+/// Returns a violation of property 1 or 6.
 pub(super) fn publish(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     let Some(h) = world.database.commit() else { return Ok(()) };
     if config.environment.ledger {
         let ledger = &mut world.processes[at].ledger;
         ledger.note(Entry::Commit { h, document: true });
         if ledger.entry != Some(Entry::Commit { h, document: true }) {
-            // It has let another one out.
+            // The ledger holds another document, which this process has sent.
             return look(world, config, at);
         }
     }
@@ -228,7 +231,7 @@ pub(super) fn publish(world: &mut World, config: &Config, at: usize) -> Result<(
     Ok(())
 }
 
-/// The backup is put in the database's place.
+/// Replaces the database by the backup.
 pub(super) fn restore(world: &mut World, config: &Config, setback: Setback) {
     let Some(backup) = world.backup.take() else { return };
     let mut database = (*backup).clone();
@@ -244,7 +247,7 @@ pub(super) fn restore(world: &mut World, config: &Config, setback: Setback) {
     world.database = Arc::new(database);
 }
 
-/// A look would change nothing.
+/// Returns whether a look of process `at` would change nothing.
 #[must_use]
 pub(super) fn is_up_to_date(world: &World, config: &Config, at: usize) -> bool {
     let (process, database) = (&world.processes[at], &world.database);
@@ -258,14 +261,15 @@ pub(super) fn is_up_to_date(world: &World, config: &Config, at: usize) -> bool {
         && (database.settled || row.is_back)
 }
 
-/// A backup that is put back is older than a sweep: each process has counted one since.
+/// Returns whether each process has swept since the backup was taken. Only then may it be restored
+/// in place.
 #[must_use]
 pub(super) fn have_swept_since_backup(world: &World) -> bool {
     let Some(backup) = &world.backup else { return false };
     (0..PROCESSES).all(|at| world.database.rows[at].beat > backup.rows[at].beat)
 }
 
-/// A process crashes: what it had not synced is lost.
+/// Crashes the process: it loses what it had not synced.
 pub(super) fn crash(world: &mut World, config: &Config, at: usize) {
     let process = &mut world.processes[at];
     if !config.environment.ledger_sync {
@@ -274,8 +278,8 @@ pub(super) fn crash(world: &mut World, config: &Config, at: usize) {
     process.read = None;
 }
 
-/// An older copy is put in the ledger's place while the process is down; with the position beside
-/// it, or without.
+/// Replaces the ledger by an older copy while its process is down. The position beside it is
+/// replaced as well if `with_position` is true.
 pub(super) fn put_ledger_copy_back(process: &mut Process, with_position: bool) {
     let Some(saved) = process.saved.take() else { return };
     let known = if with_position { saved.known } else { process.ledger.known.take() };

@@ -1,12 +1,12 @@
-//! Which states and steps are taken for one another, and why nothing is lost by it.
+//! Reductions: which states and steps the exploration merges, and why it loses nothing by that.
 //!
-//! Every function here says what it leaves out and the argument for it: two states are one if each
-//! step from one of them has its like from the other, with the same properties judged the same way.
-//! All of it depends on [`Config::reduced`], so that small configurations are explored with and
-//! without, and every regression with its rule switched off
-//! (`tests/explore_reduction.rs`); an argument that leans on a rule or on a guarantee of the
-//! environment asks whether that is on. A lying service remembers nothing, so hardly anything is
-//! left out with one.
+//! Each function here says what it leaves out, and why that is sound. Two states may be merged if each step
+//! from one has an equivalent step from the other, and every property judges both alike.
+//!
+//! All reductions depend on [`Config::reduced`]. `tests/explore_reduction.rs` explores small configurations,
+//! and every regression with its rule switched off, with and without them. If an argument relies on a rule or
+//! on a guarantee of the environment, the function checks that it is on. A lying service has no state, so with
+//! one hardly anything is left out.
 
 use std::sync::Arc;
 
@@ -22,13 +22,14 @@ use crate::explore::identity::{epoch_of, hash_of, incarnation, members_of};
 use crate::explore::processes::Setback;
 use crate::explore::world::{Host, Mode, NOW, World, normalise};
 
-/// What of the row nothing looks at.
+/// Clears those fields of the row that nothing reads any more.
 ///
-/// `floor` and `highest_epoch` are read by one place, the freeze, which takes an epoch of at least
-/// `epoch`: below that they say nothing, and the row's epoch never falls. A stored release only
-/// raises those two; agents hear of releases from `Said`. From the commit on, or the end, the row
-/// is asked for its list and for who sits in it, never again for counts, standbys or acks. And only
-/// a list's time-out, on the road (property 7) too, asks who has reached whom.
+/// - Only the freeze reads `floor` and `highest_epoch`, and it takes an epoch of at least `epoch`. The row's
+///   epoch never falls, so lower values of the two make no difference.
+/// - A stored release only raises those two fields. Agents learn of releases from `Said`.
+/// - From the commit or the end on, only the row's list and its seated members are read. Counts, standbys and
+///   acks are never read again.
+/// - Only a list's time-out reads which hosts have reached each other, on the road (property 7) as well.
 pub(super) fn row(cluster: &mut Cluster, config: &Config) {
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let epoch = cluster.epoch;
@@ -60,10 +61,14 @@ pub(super) fn row(cluster: &mut Cluster, config: &Config) {
     }
 }
 
-/// A backup as it will be found. After a restore the first thing that any process does is to tell
-/// the row that its database has changed, which throws a frozen list away: so whatever had come in
-/// for it makes no difference between two backups. Needs what no dump carries: without it nobody may notice. What a
-/// clock that is ahead would make of it depends on whether it still is: with one nothing is left out.
+/// Returns a backup in the form that a restore will give it.
+///
+/// After a restore, the first step of any process tells the row that its database has changed, and that
+/// discards a frozen list. So acks and probes for that list make no difference between two backups.
+///
+/// This needs `Environment::site`: without a database's identity nobody may notice the restore. Without
+/// reduction, with restores in place, or with faults of the clock, it returns the backup unchanged. In the last
+/// case the result would depend on whether the clock is still ahead at the restore.
 #[must_use]
 pub(super) fn backup(database: &Arc<Database>, config: &Config) -> Arc<Database> {
     let is_noticed = config.environment.ledger
@@ -81,19 +86,24 @@ pub(super) fn backup(database: &Arc<Database>, config: &Config) -> Arc<Database>
     Arc::new(Database { cluster, ..(**database).clone() })
 }
 
-/// Processes have no ledgers and keep nothing between two transactions: one is like the other, and
-/// one that has just connected like one that always was. After a restore they are there at once.
+/// Returns whether processes keep nothing between two transactions, because they have no ledgers. All processes
+/// are then alike, and a new connection is like an old one. So a restore leaves the processes connected.
 #[must_use]
 pub(super) fn remembers_nothing(config: &Config) -> bool {
     config.reduced && !config.environment.ledger && config.environment.row_lock
 }
 
-/// The acks of a list arrive together, once all of its members have signed. Until the last one is
-/// there, only the list's time-out looks at the others (who has answered nothing is counted), so
-/// that one which arrives earlier makes no difference if none is to come; the road (property 7)
-/// brings every ack that was signed before it waits for anything. Needs that leases are judged
-/// before the ack is, else the first of them is one too late; and the row lock: without it a
-/// transaction brings what it read long ago, one by one.
+/// Returns whether the acks of a list arrive in one step, once all its members have signed.
+///
+/// Before the last ack arrives, only the list's time-out reads the others: it counts the members that have not
+/// answered. So an earlier arrival makes no difference if no time-out is left. The road (property 7) delivers
+/// every signed ack before it waits for anything.
+///
+/// Two guarantees are needed:
+/// - Leases are judged before the ack. Otherwise leases would lapse after the first ack of the step, and the
+///   last one would never be judged with lapsed leases.
+/// - Transactions lock the row. Without the lock, each ack may be applied separately to a row that was read
+///   long ago.
 #[must_use]
 pub(super) fn do_acks_arrive_together(world: &World, config: &Config) -> bool {
     config.reduced
@@ -103,29 +113,32 @@ pub(super) fn do_acks_arrive_together(world: &World, config: &Config) -> bool {
         && world.left.timeouts == 0
 }
 
-/// After a restore no service is there until a process connects. What hosts do by themselves
-/// meanwhile reads and writes nothing of the database, so they could as well have done it before
-/// the restore; and nobody serves what they say.
+/// Returns whether no process is connected, as after a restore. Until one connects, only steps of the database
+/// are explored. Steps of hosts read and write nothing of the database, and nobody serves their messages. So
+/// they could as well have been taken before the restore.
 #[must_use]
 pub(super) fn waits_for_a_process(world: &World, config: &Config) -> bool {
     config.reduced && !config.liar && !world.processes.iter().any(|process| process.connected)
 }
 
-/// Nobody can have heard of this host, whatever the number of its life.
+/// Returns whether no other host can have heard of this one, in whichever life it is.
 ///
-/// That it dies or is made anew is left out: a host that is never heard of does the same as a dead
-/// one, and one that begins later does the same as a new one. Its links stay up as well: they carry
-/// probes only, nobody probes a host before it has joined, and they may go down as soon as it has.
-/// The road (property 7) does count
-/// hosts that could still join: it is walked a second time without one of them.
+/// For such a host two kinds of fault are left out:
+/// - Its death and its re-making. A host that nobody ever hears of behaves like a dead one. A host that joins
+///   later behaves like a re-made one.
+/// - The loss of its links. Links carry only probes, and nobody probes a host before it has joined. They may go
+///   down as soon as it has.
+///
+/// The road (property 7) does count hosts that could still join, so it is walked a second time without one of
+/// them.
 #[must_use]
 pub(super) fn is_untouched(host: &Host, config: &Config) -> bool {
     let blank = || directory_of(config, host) == Directory::Blank;
     config.reduced && host.journal.is_none() && host.mode == Mode::Runs && blank()
 }
 
-/// No restore can come any more, no ledger has anything to say, no transaction is half done: what
-/// the database says is what it will go on from.
+/// Returns whether the database's present state is final: no restore is left, no ledger differs, and no
+/// transaction is under way.
 #[must_use]
 pub(super) fn is_database_final(world: &World, config: &Config) -> bool {
     world.left.restores == 0
@@ -135,8 +148,8 @@ pub(super) fn is_database_final(world: &World, config: &Config) -> bool {
         && world.processes.iter().all(|process| process.read.is_none())
 }
 
-/// Nothing was set back, or everybody has noticed and it is settled: no process finds a difference
-/// however often it looks, and no ledger speaks against what the database decides.
+/// Returns whether all processes are connected and no ledger can object to a decision of the database. After a
+/// set-back, that needs a settled database in which no process finds a difference.
 #[must_use]
 pub(super) fn are_ledgers_content(world: &World, config: &Config) -> bool {
     let database = &world.database;
@@ -157,15 +170,15 @@ pub(super) fn are_ledgers_content(world: &World, config: &Config) -> bool {
     database.settled && !database.cluster.unsettled && (0..PROCESSES).all(is_content)
 }
 
-/// A database or a ledger is not what it was.
+/// Returns whether a database or a ledger was replaced by an older copy.
 fn has_been_set_back(world: &World, config: &Config) -> bool {
     let (left, all) = (&world.left, &config.faults.at_most(config.together));
     left.restores < all.restores || left.ledgers < all.ledgers
 }
 
-/// Which process serves makes a difference: the database was set back, and they don't know the same
-/// of it. Before that all of them read the same row, and none decides what another has decided; what
-/// each has let out or copied is its own step.
+/// Returns whether it matters which process serves a request. It does once something was set back and the
+/// processes know different things about it. Before that, all of them read the same row, and none decides what
+/// another has decided. Sending a document and copying decisions are separate steps of each process.
 #[must_use]
 pub(super) fn may_serve_differently(world: &World, config: &Config) -> bool {
     let can_be_set_back = config.faults.restores > 0 || config.faults.ledgers > 0;
@@ -174,7 +187,7 @@ pub(super) fn may_serve_differently(world: &World, config: &Config) -> bool {
     config.environment.ledger && can_be_set_back && matters && !are_processes_alike(world)
 }
 
-/// The processes are in the same state, and every database says the same of both.
+/// Returns whether both processes are in the same state, and every database has equal rows for both.
 #[must_use]
 pub(super) fn are_processes_alike(world: &World) -> bool {
     let rows = |database: &Arc<Database>| database.rows[0] == database.rows[1];
@@ -183,9 +196,11 @@ pub(super) fn are_processes_alike(world: &World) -> bool {
         && world.backup.as_ref().is_none_or(rows)
 }
 
-/// The decided list's document may as well be out already: the database is final, so letting it out
-/// is possible from now on for ever, takes nothing back, and agents may see it as late as they like.
-/// So it is without ledgers, whatever becomes of the database: no process remembers what it let out.
+/// Returns whether the decided list's document may be treated as sent.
+///
+/// The database is final, so the document can be sent at any time from now on. Sending it undoes nothing, and
+/// agents may receive it as late as they like. Without ledgers this holds whatever becomes of the database,
+/// because no process remembers what it has sent.
 #[must_use]
 pub(super) fn is_as_good_as_out(world: &World, config: &Config) -> bool {
     let cluster = &world.database.cluster;
@@ -197,13 +212,14 @@ pub(super) fn is_as_good_as_out(world: &World, config: &Config) -> bool {
         && cluster.frozen.as_ref().is_some_and(|frozen| !world.said.documents.contains(&frozen.h))
 }
 
-/// The service has had its last word: one document is out, no other exists, nobody holds or runs
-/// anything else, and nothing that a host does can reach the database or another host any more.
-/// Hosts are then strangers to each other, and every property that a step is judged by looks at
-/// one host's own past, so each is followed alone, with all the faults that are left.
+/// Returns whether hosts can no longer affect each other or the service.
 ///
-/// What is left out: states in which two hosts have gone on since. Only the road (property 7) sees
-/// two hosts at once; it is walked from the state in which the others stand where they stood.
+/// One document was sent, no other one exists, and nobody holds or runs another list. Nothing that a host does
+/// can reach the database or another host. All properties of a step then concern one host's own past. So each
+/// host is followed alone, with all faults that are left.
+///
+/// States in which two hosts have both moved on are left out. Only the road (property 7) looks at two hosts at
+/// once. It is walked from the state in which the others have not moved.
 #[must_use]
 pub(super) fn are_strangers(world: &World, config: &Config) -> bool {
     let cluster = &world.database.cluster;
@@ -229,8 +245,8 @@ pub(super) fn are_strangers(world: &World, config: &Config) -> bool {
         && world.hosts.iter().all(host_agrees)
 }
 
-/// The cluster has ended, no document was ever let out, and nobody holds one: nobody will start
-/// anything, and nobody will sign.
+/// Returns whether the cluster has ended and nothing can follow: no document was ever sent and nobody holds
+/// one. So nobody will start a node or sign.
 #[must_use]
 pub(super) fn is_the_end(world: &World, config: &Config) -> bool {
     let holds = |host: &Arc<Host>| {
@@ -244,11 +260,13 @@ pub(super) fn is_the_end(world: &World, config: &Config) -> bool {
         && !world.hosts.iter().any(holds)
 }
 
-/// Where property 3 alone is asked: no restore is left, so that the present database decides one
-/// /// list at most from here on, and of those that earlier ones decided none can have a majority. That
-/// takes members that have started with it, or still can: who hold its document, or whose journal
-/// knows that they signed it and have not released it. There are never more of them: journals never
-/// forget, and a member that dies or is made anew is none any more.
+/// Returns whether at most one list can still get a majority, in an exploration that checks property 3 alone.
+///
+/// No restore is left, so the present database decides at most one list from now on. None of the lists that
+/// earlier databases decided may still reach a majority. Its possible supporters are the members that have
+/// started with it, or still can. A member still can if it holds the list's document, or if it signed the list
+/// and has not released it. That set never grows: journals never forget, and members that die or are made anew
+/// leave it.
 #[must_use]
 pub(super) fn has_one_majority_at_most(world: &World, config: &Config) -> bool {
     let applies = config.reduced
@@ -279,28 +297,29 @@ fn can_have_a_majority(world: &World, h: Hash) -> bool {
     members_of(h).filter(starts).count() >= quorum(size)
 }
 
-/// What of what was said can still make a difference. Made once for each state.
+/// The parts of the messages and journals that can still make a difference; computed once for each state.
 pub(super) struct Relevance<'a> {
-    /// No list below this epoch will ever be frozen, acked or refused at the service again: it is
-    /// the lowest that the present database, the backup, or a transaction under way has.
+    /// Lowest epoch of the present database, the backup and all transactions under way. No list below it will
+    /// ever be frozen, acked or refused at the service again.
     lowest: Epoch,
-    /// Journals never forget: they are synced, and nobody's disk is copied.
+    /// Whether journals never forget: they are synced, and no disk is copied.
     journals_last: bool,
-    /// The ledgers will never be asked again.
+    /// Whether a process may still read its ledger.
     pub ledgers_asked: bool,
-    /// Boot counters tell the holders of a key apart, and without copies each key has one.
+    /// Whether boot counters matter. They only tell the holders of one key apart, and without copied disks each
+    /// key has one holder.
     pub boots_count: bool,
-    /// A dead host's disk is never copied, nor looked at in any other way.
+    /// Whether a dead host's disk is left out, because nothing ever reads it.
     pub forgets_the_dead: bool,
-    /// Messages of those that are no more may still arrive.
+    /// Whether late messages of agents that no longer exist may still arrive.
     pub late: bool,
-    /// Lists that can still be signed, or frozen again.
+    /// Frozen lists that can still be signed or frozen again.
     proposals: Vec<Hash>,
     config: &'a Config,
 }
 
 impl<'a> Relevance<'a> {
-    /// For `world`.
+    /// Computes the relevance of each part of `world`.
     #[must_use]
     pub(super) fn of(world: &World, config: &'a Config) -> Relevance<'a> {
         let reads = world.processes.iter().filter_map(|process| process.read.as_ref());
@@ -322,11 +341,12 @@ impl<'a> Relevance<'a> {
         relevance
     }
 
-    /// Somebody may still sign it, or the service may still hear of it.
+    /// Returns whether some agent may still sign this list, or the service may still process a message about
+    /// it.
     ///
-    /// Whoever has signed or released its epoch never signs it anew (S5), and sends the same ack
-    /// again at most. That it may be told the epoch by it is no difference: the service has shown
-    /// that epoch, and an agent may see it at any time.
+    /// An agent that has signed or released the list's epoch never signs another list of it (S5). At most it
+    /// sends the same ack again. The list may also show the agent its epoch, but that makes no difference. The
+    /// service has shown that epoch, so the agent may see it at any time.
     fn is_proposal_alive(&self, world: &World, h: Hash) -> bool {
         let epoch = epoch_of(h);
         if epoch >= self.lowest
@@ -344,27 +364,29 @@ impl<'a> Relevance<'a> {
         hosts.filter_map(|host| host.journal.as_ref()).any(may_sign)
     }
 
-    /// The class of `host`'s directory.
+    /// Returns the class of `host`'s directory, as the production code classifies it.
     #[must_use]
     pub(super) fn directory(&self, host: &Host) -> Directory {
         directory_of(self.config, host)
     }
 
-    /// The list can still be signed by somebody or refused at the service.
+    /// Returns the frozen lists that can still be signed, or refused at the service.
     #[must_use]
     pub(super) fn proposals(&self) -> &[Hash] {
         &self.proposals
     }
 
-    /// An ack can only be taken for a list that is frozen at its epoch.
+    /// Returns whether the service could still take an ack of list `h`: that needs a list frozen at its epoch.
     #[must_use]
     pub(super) fn is_ack_alive(&self, h: Hash) -> bool {
         epoch_of(h) >= self.lowest
     }
 
-    /// A signed list can still keep its signer from signing another, or let it hold its document.
-    /// Once it is released by its signer, it can't be held (`HoldAboveReleased`); once enough of
-    /// its members have released it, it keeps nobody back (S6): releases are never taken back.
+    /// Returns whether a signed list can still restrict its signer, or let it hold the list's document.
+    ///
+    /// Once the signer has released the list, it can't hold its document (`HoldAboveReleased`). Once enough
+    /// members have released it, it no longer prevents the signer from signing another list (S6). Releases are
+    /// never taken back.
     #[must_use]
     pub(super) fn is_bound_alive(
         &self,

@@ -1,6 +1,6 @@
-//! The exploration: breadth first as long as the frontier is small, so that the first violation
-//! found has a shortest trace; from there depth first, so that memory is hardly more than the
-//! visited set.
+//! Entry point of the exploration. It searches breadth first while the frontier is small, so the
+//! first violation found has a shortest trace. Then it continues depth first, which needs hardly
+//! more memory than the visited set.
 
 use std::time::{Duration, Instant};
 
@@ -12,18 +12,19 @@ use crate::explore::trace::transcript;
 use crate::explore::visited::Visited;
 use crate::explore::world::World;
 
-/// When to stop short of everything.
+/// Limits at which an exploration stops before it is complete.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Wall time.
+    /// Wall-clock time.
     pub time: Duration,
     /// Resident memory of the process, in bytes.
     pub memory: u64,
-    /// States.
+    /// Number of visited states.
     pub states: usize,
-    /// Threads.
+    /// Number of threads that search.
     pub threads: usize,
-    /// States of one depth; beyond that the search goes on depth first.
+    /// Maximum number of states in a breadth-first frontier. With more, the search continues depth
+    /// first.
     pub frontier: usize,
 }
 
@@ -39,78 +40,81 @@ impl Default for Limits {
     }
 }
 
-/// What was covered, and what was found.
+/// Coverage of an exploration, and the violation that it found.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Different states, up to which host is which.
+    /// Number of visited states; states that differ only by a permutation of hosts count once.
     pub states: usize,
-    /// Steps taken between them.
+    /// Number of steps taken between states.
     pub steps: usize,
-    /// States beyond the epoch bound: looked at, not followed.
+    /// Number of states beyond the epoch bound: they were checked but not followed.
     pub beyond: usize,
-    /// Fault-free roads walked.
+    /// Number of fault-free roads walked.
     pub roads: usize,
-    /// Every state that can be reached in this many steps was seen.
+    /// Number of steps within which every reachable state was visited.
     pub depth: usize,
-    /// The longest path that was followed; as `depth` if all of it was breadth first.
+    /// Length of the longest path that was followed. It equals `depth` if the search was breadth
+    /// first only.
     pub longest: usize,
-    /// How long it took.
+    /// Duration of the exploration.
     pub time: Duration,
-    /// The most memory that was resident, in bytes.
+    /// Largest resident memory, in bytes.
     pub memory: u64,
-    /// Why it stopped before everything within the bounds was seen.
+    /// Limit that stopped the search early, if one did.
     pub cut_short: Option<&'static str>,
-    /// A violation and a way to it, the shortest one if `depth` is `longest`.
+    /// Violation and a path to it. The path is a shortest one if `depth` equals `longest`.
     pub found: Option<Found>,
 }
 
-/// A violation and how to get there.
+/// A violation and the path that leads to it.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// What does not hold.
+    /// Property that doesn't hold.
     pub violation: Violation,
-    /// The steps, in words.
+    /// Steps of the path, in words.
     pub transcript: Vec<String>,
 }
 
 impl Report {
-    /// Everything within the bounds was seen.
+    /// Returns whether everything within the bounds was visited without a violation.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.cut_short.is_none() && self.found.is_none()
     }
 }
 
-/// Progress of a long search.
+/// Progress of a search that is still running.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// The present depth; the length of the longest path once it goes depth first.
+    /// Present depth of the breadth-first search; during the depth-first one, the length of the
+    /// longest path.
     pub depth: usize,
-    /// States so far.
+    /// Number of states visited so far.
     pub states: usize,
-    /// States that wait: of this depth, or of the last one that was seen whole.
+    /// Number of states in the breadth-first frontier; during the depth-first search, the number of
+    /// jobs in the queue.
     pub frontier: usize,
-    /// Since the start.
+    /// Time since the search began.
     pub time: Duration,
-    /// Resident bytes.
+    /// Resident memory, in bytes.
     pub memory: u64,
 }
 
-/// What both searches count.
+/// Counters of both searches.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
-    /// States that were new.
+    /// Number of states visited for the first time.
     pub states: usize,
-    /// Steps.
+    /// Number of steps taken.
     pub steps: usize,
-    /// States beyond the epoch bound.
+    /// Number of states beyond the epoch bound.
     pub beyond: usize,
-    /// Roads.
+    /// Number of roads walked.
     pub roads: usize,
 }
 
 impl Tally {
-    /// Both together.
+    /// Adds the counts of `other`.
     pub(super) fn add(&mut self, other: Tally) {
         self.states += other.states;
         self.steps += other.steps;
@@ -119,20 +123,18 @@ impl Tally {
     }
 }
 
-/// One search under way: what all threads share.
+/// A search under way, shared by all threads.
 pub(super) struct Search<'a> {
-    /// The bounds.
+    /// Configuration that is explored.
     pub config: &'a Config,
-    /// Its limits.
     pub limits: &'a Limits,
-    /// When it began.
     pub began: Instant,
-    /// What was seen.
+    /// Fingerprints of all visited states.
     pub visited: Visited,
 }
 
 impl Search<'_> {
-    /// The limit that is reached, if one is.
+    /// Returns the name of the limit that is reached, if one is.
     #[must_use]
     pub(super) fn reached(&self, states: usize) -> Option<&'static str> {
         if self.began.elapsed() >= self.limits.time {
@@ -147,7 +149,7 @@ impl Search<'_> {
     }
 }
 
-/// Explores everything that can follow `start` within the configuration's bounds.
+/// Explores all states that can follow `start` within the configuration's bounds.
 pub fn explore(
     config: &Config,
     start: World,
@@ -173,7 +175,7 @@ pub fn explore(
     report
 }
 
-/// Resident memory of this process, in bytes; 0 where the system doesn't say.
+/// Returns the resident memory of this process in bytes, or 0 if the system doesn't report it.
 #[must_use]
 pub(super) fn resident() -> u64 {
     let pages = fs_err::read_to_string("/proc/self/statm")

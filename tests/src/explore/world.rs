@@ -1,14 +1,15 @@
-//! One state of everything: database, processes, hosts, and every message that was ever sent.
+//! State of the whole explored system: database, processes, hosts, and every message that was ever
+//! sent.
 //!
-//! **Time** is nothing but a set of deadlines, each of which may have passed: the clock stands
-//! still, and an action makes one lease, list or hold-back be over. That allows every real order of
-//! events and more, so whatever holds here holds for every clock. Once the service's clock may be
-//! ahead: whatever is stored then is stored with times that nobody should wait for, and the road
-//! (property 7) waits for none of them.
+//! **Time** is only a set of deadlines, each of which may have passed. The clock stands still, and
+//! one action makes one lease, list or hold-back expire. That allows every real order of events and
+//! more, so a property that holds here holds for every clock. The service's clock may be ahead once.
+//! Whatever is stored in the meantime gets times that nobody should wait for, and the road (property
+//! 7) waits for none of them.
 //!
-//! **Messages** are a growing set: acks and releases may arrive late, twice or never. What the
-//! service has ever shown (epochs, lists, documents) may reach an agent at any later time, in any
-//! order, which covers every late or lost answer.
+//! **Messages** are a growing set: acks and releases may arrive late, twice or never. Anything that
+//! the service has ever shown (epochs, lists, documents) may reach an agent at any later time, in
+//! any order. That covers every late or lost answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,76 +24,76 @@ use crate::explore::identity::{HOSTS, host_of, key, statement};
 use crate::explore::links::Links;
 use crate::explore::reduce;
 
-/// The time that it is, unless the clock is ahead.
+/// Time of the service's clock, unless it is ahead.
 pub(super) const NOW: Micros = Micros(1_000_000_000_000);
-/// How far a clock that is ahead is ahead: far above every lease, list and hold-back.
+/// How far the service's clock is off when it is ahead: much longer than every lease, list time-out
+/// and hold-back.
 pub(super) const AHEAD: Millis = Millis(30 * 60 * 1_000);
-/// A deadline or a grant that passes only if somebody lets it.
+/// Distance of a deadline or grant that passes only if an action makes it pass.
 pub(super) const DAY: Millis = Millis(24 * 3600 * 1_000);
-/// A deadline that has not passed is this far off: within every period.
+/// Distance of any deadline that has not passed: shorter than every lease, list time-out and
+/// hold-back.
 pub(super) const SOON: Millis = Millis(1_000);
-/// A deadline that has passed.
+/// Stored time of a deadline that has passed.
 pub(super) const PASSED: Micros = Micros(0);
-/// Everything.
+/// One state of the whole explored system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct World {
-    /// The database.
     pub database: Arc<Database>,
-    /// A backup of it, once taken.
+    /// Backup of the database, if one was taken.
     pub backup: Option<Arc<Database>>,
-    /// The discovery processes. All of them serve.
+    /// The discovery processes; all of them serve requests.
     pub processes: [Process; PROCESSES],
-    /// Which of them serves what happens next; the first, unless an action says so.
+    /// Index of the process that serves the next action: 0, unless the action names the other one.
     pub serving: usize,
-    /// The hosts; those beyond the configuration's number never do anything.
+    /// The hosts. Those beyond the configuration's number never do anything.
     pub hosts: [Arc<Host>; HOSTS],
-    /// Which of them reach each other.
+    /// Links between hosts that are up or down.
     pub links: Links,
-    /// The service's clock is `AHEAD`.
+    /// Whether the service's clock is `AHEAD`.
     pub is_ahead: bool,
-    /// What has been said.
+    /// Messages sent so far.
     pub said: Arc<Said>,
-    /// What may still go wrong.
+    /// Faults of each kind that may still happen.
     pub left: Faults,
-    /// How much of it together; 255 for no bound.
+    /// Number of faults of all kinds that may still happen; 255 means no limit.
     pub together: u8,
-    /// The service's part is over, and this host alone is followed from here (`reduce`).
+    /// The only host that is still followed, once the service can change nothing any more
+    /// (`reduce`).
     pub alone: Option<u8>,
 }
 
 /// A host and its disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// Not dead for good.
+    /// False once the host has died for good.
     pub alive: bool,
-    /// Which key it has now, counted from 0.
+    /// Number of the host's present key, counted from 0; grows when the host is made anew.
     pub life: u8,
-    /// The agent's journal.
+    /// Journal of the agent, if the agent has started.
     pub journal: Option<Journal>,
-    /// The journal before the last change: what a power cut leaves if nothing is synced.
+    /// The journal before its last change. A power cut leaves this one if nothing is synced.
     pub unsynced: Option<Option<Box<Journal>>>,
-    /// The node's directory.
     pub directory: Listing,
-    /// What its agent does.
     pub mode: Mode,
-    /// The node, if it runs: the list that it was started with.
+    /// List that the node was started with, if the node runs.
     pub node: Option<Hash>,
-    /// A directory with marker or log in it was lost in this life.
+    /// Whether a directory with a marker or a log was lost since the host was last made anew.
     pub data_lost: bool,
 }
 
-/// What an agent does.
+/// What an agent does next, or why it does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mode {
-    /// Forming, or watching its node.
+    /// Takes part in forming the cluster, or watches its node.
     Runs,
-    /// About to look at the node's directory.
+    /// Is about to look at the node's directory.
     Looks,
-    /// About to write the marker.
+    /// Is about to write the marker.
     Marks,
-    /// About to execute the node.
+    /// Is about to execute the node.
     Launches,
-    /// Asks for a replacement.
+    /// Asks for a replacement, because data was lost.
     WantsReplacement,
     /// Has refused to touch the directory.
     Refuses,
@@ -100,31 +101,31 @@ pub enum Mode {
     Stopped(u8),
 }
 
-/// Everything that was said, by anybody to anybody. It only grows.
+/// Every message that anybody ever sent. The sets only grow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
     /// Lists that the service has frozen.
     pub proposals: BTreeSet<Hash>,
-    /// The highest epoch that it has shown while forming.
+    /// Highest epoch that the service has shown while forming.
     pub epoch: Epoch,
-    /// Signed acks.
+    /// Signed acks, by key and list.
     pub acks: BTreeSet<(KeyId, Hash)>,
-    /// Signed releases: the highest of each key says it all.
+    /// Highest epoch that each key has released; it includes every lower one.
     pub releases: BTreeMap<KeyId, Epoch>,
     /// Lists that some database has committed.
     pub committed: BTreeSet<Hash>,
-    /// Documents that left a process.
+    /// Documents that a process has sent.
     pub documents: BTreeSet<Hash>,
-    /// Nodes that made a log from nothing: incarnation → the list.
+    /// The list of each node that made a log from nothing, by incarnation.
     pub started: BTreeMap<Incarnation, Hash>,
-    /// Agents of the past: those of hosts that were made anew, as they last spoke.
+    /// Journals of agents whose hosts were made anew, as of their last message.
     pub past: Vec<Journal>,
-    /// An operator has given up the cluster in the present database.
+    /// Whether an operator has abandoned the cluster in the present database.
     pub abandoned: bool,
 }
 
 impl World {
-    /// Before anything has happened.
+    /// Returns the initial state, before any action.
     #[must_use]
     pub fn new(config: &Config) -> World {
         let cluster = Cluster::opened(statement(config.seats), NOW.after(DAY));
@@ -170,8 +171,8 @@ impl World {
         }
     }
 
-    /// Whether the two are the same because nothing was written since one was copied from the
-    /// other. False says nothing.
+    /// Returns true if the two worlds share all parts, because nothing was written since one was
+    /// cloned from the other. False doesn't mean that they differ.
     #[must_use]
     pub fn shares_all_with(&self, other: &World) -> bool {
         let same = |one: &Option<Arc<Database>>, other: &Option<Arc<Database>>| match (one, other) {
@@ -190,19 +191,19 @@ impl World {
             && self.together == other.together
     }
 
-    /// What the service's clock says.
+    /// Returns the time of the service's clock.
     #[must_use]
     pub fn now(&self) -> Micros {
         if self.is_ahead { NOW.after(AHEAD) } else { NOW }
     }
 
-    /// The key that `host` has now.
+    /// Returns the present key of `host`.
     #[must_use]
     pub fn key(&self, host: usize) -> KeyId {
         key(host, self.hosts[host].life)
     }
 
-    /// The journal of `key`, if it is still on a host that lives.
+    /// Returns the journal of `key`, if it is on a living host.
     #[must_use]
     pub fn live_journal(&self, key: KeyId) -> Option<&Journal> {
         let host = self.hosts.iter().find(|host| {
@@ -211,15 +212,15 @@ impl World {
         host.journal.as_ref()
     }
 
-    /// Whether no fault is left that could strike a host between two of its agent's steps: kills,
-    /// lost directories, copies.
+    /// Returns whether no fault is left that could hit a host between two steps of its agent: a
+    /// kill, a lost directory, a copied disk or the cluster's end.
     #[must_use]
     pub fn is_hurried(&self) -> bool {
         let left = &self.left;
         left.kills == 0 && left.lost_directories == 0 && left.clones == 0 && left.ends == 0
     }
 
-    /// Whether the key's own host has ceased to be it.
+    /// Returns whether the host of `key` is dead or has another key now.
     #[must_use]
     pub fn is_past(&self, key: KeyId) -> bool {
         let host = &self.hosts[host_of(key)];
@@ -227,8 +228,8 @@ impl World {
     }
 }
 
-/// Forgets what no rule looks at, so that states that differ in nothing else are one: revision, last
-/// error, how far off a deadline is.
+/// Clears what no rule reads, so that states which differ only in that become equal: revision, last
+/// error, and how far off a deadline is.
 pub(super) fn normalise(cluster: &mut Cluster, config: &Config) {
     use formation_explored::service::Seating;
     if config.reduced && !config.liar {
@@ -251,7 +252,7 @@ pub(super) fn normalise(cluster: &mut Cluster, config: &Config) {
         let has_lease = agent.seating != Seating::Absent && forming;
         agent.lease_until = if has_lease { nearest(agent.lease_until) } else { PASSED };
         agent.held_until = if forming { nearest(agent.held_until) } else { PASSED };
-        // One count and two differ; more don't.
+        // Rules distinguish no more than 0, 1 and 2 counts.
         agent.counts = agent.counts.min(2);
     }
     if let Some(frozen) = &mut cluster.frozen {
@@ -262,7 +263,8 @@ pub(super) fn normalise(cluster: &mut Cluster, config: &Config) {
     }
 }
 
-/// Of a time to come only this matters: whether it was stored by a clock that was ahead.
+/// Maps a stored time to one of three: passed, soon, or stored by a clock that was ahead. Nothing
+/// else about a time to come matters.
 fn nearest(until: Micros) -> Micros {
     if until <= NOW {
         PASSED
@@ -273,7 +275,8 @@ fn nearest(until: Micros) -> Micros {
     }
 }
 
-/// Stored by a clock that was ahead: nobody should have to wait for it.
+/// Returns whether `stored` was stored by a clock that was ahead. Nobody should have to wait for
+/// such a time.
 #[must_use]
 pub(super) fn is_far(stored: Micros) -> bool {
     stored >= NOW.after(AHEAD)
