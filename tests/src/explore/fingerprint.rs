@@ -1,8 +1,9 @@
-//! 128 bits that stand for a state, the same for states that differ only in which host is which.
+//! Fingerprint of a state in 128 bits. States that differ only by a permutation of hosts have the
+//! same one.
 //!
-//! Hosts are put in an order that doesn't depend on their names: by what each of them is and where
-//! it stands, and then, among those that are still alike, by whichever order gives the smallest
-//! fingerprint. Sets are summed over their members' fingerprints, so they need no order.
+//! Hosts are ordered independently of their names. They are sorted by their own state and by what
+//! others store about them. Among hosts that are still alike, the order with the smallest
+//! fingerprint counts. Sets are summed over their members' fingerprints, so they need no order.
 
 use formation_explored::agent::{Directory, Journal, Start};
 use formation_explored::memory::Entry;
@@ -15,7 +16,7 @@ use crate::explore::identity::{HOSTS, epoch_of, host_of, life_of, members_of};
 use crate::explore::reduce::Relevance;
 use crate::explore::world::{Host, Mode, NOW, World, is_far};
 
-/// Two lanes of multiply-and-fold.
+/// Hash state of two lanes, each of which multiplies and folds.
 #[derive(Clone, Copy)]
 struct Mix {
     one: u64,
@@ -59,20 +60,20 @@ impl Mix {
     }
 }
 
-/// Host → its place in the common order.
+/// Index of each host in the order that doesn't depend on names.
 type Order = [u8; HOSTS];
 
-/// A state's fingerprint: of all of it, and of all but the faults that are left.
+/// Fingerprint of a state, with and without the numbers of faults left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fingerprint {
-    /// Two states with one are one state.
+    /// Fingerprint of the whole state. Two states with the same value count as one.
     pub whole: u128,
-    /// A fault that leaves this as it was has done nothing but use itself up: whatever follows can
-    /// follow without it.
+    /// Fingerprint without the faults left. A fault that doesn't change it has only used itself up,
+    /// and whatever can follow can follow without it.
     pub without_faults: u128,
 }
 
-/// The state's fingerprint.
+/// Computes the fingerprint of a state.
 #[must_use]
 pub(super) fn fingerprint(world: &World, config: &Config) -> Fingerprint {
     let without_faults = match world.alone {
@@ -90,7 +91,7 @@ fn together(world: &World, config: &Config) -> u128 {
         |at: usize, known: &Order| sign(&View { world, relevance: &relevance, places: known }, at);
     let mut signs: Vec<(u128, usize)> = (0..hosts).map(|at| (sign(at, &blind), at)).collect();
     signs.sort_unstable();
-    // A second look: who is alike may stand differently to those that aren't.
+    // Second pass: hosts that are alike may still relate differently to hosts that are unique.
     let mut known = blind;
     for (place, &(sign, at)) in signs.iter().enumerate() {
         let alone = signs.iter().filter(|(other, _)| *other == sign).count() == 1;
@@ -108,10 +109,12 @@ fn together(world: &World, config: &Config) -> u128 {
     smallest(world, &relevance, &signs)
 }
 
-/// One host that is followed alone: what it is, and what there is that it may yet see.
+/// Returns the fingerprint of a host that is followed alone: its own state, and the messages that
+/// it may still see.
 fn stranger(world: &World, config: &Config, at: usize) -> u128 {
     let relevance = Relevance::of(world, config);
-    // The others' names don't matter, only that they differ: in the order of the decided list.
+    // The names of the other hosts don't matter, only that they differ. Number them in the order of
+    // the decided list.
     let mut places: Order = [255; HOSTS];
     places[at] = 0;
     let mut next = 1;
@@ -163,8 +166,9 @@ fn with_faults(world: &World, without: u128) -> u128 {
     mix.done()
 }
 
-/// The smallest fingerprint over the orders of hosts that look alike, up to 24 of them; beyond
-/// that the first order, which loses some symmetry and nothing else.
+/// Returns the smallest fingerprint over the orders of hosts that look alike, for up to 24 orders.
+/// If there are more, it takes the first order: some symmetric states then count twice, and nothing
+/// else is lost.
 fn smallest(world: &World, relevance: &Relevance<'_>, signs: &[(u128, usize)]) -> u128 {
     let mut best = u128::MAX;
     let mut orders = vec![signs.iter().map(|&(_, at)| at).collect::<Vec<usize>>()];
@@ -188,7 +192,8 @@ fn smallest(world: &World, relevance: &Relevance<'_>, signs: &[(u128, usize)]) -
     best
 }
 
-/// A host that nobody has ever heard of, and that is linked with everybody: one is like the other.
+/// Returns whether the host has never joined and its links are all up. Such hosts are
+/// interchangeable.
 fn is_untouched(world: &World, at: usize) -> bool {
     let host = &world.hosts[at];
     host.journal.is_none() && host.life == 0 && world.links.are_whole_at(at)
@@ -206,7 +211,8 @@ fn permuted(order: &[usize], from: usize, count: usize) -> Vec<Vec<usize>> {
     (0..count).flat_map(swapped).collect()
 }
 
-/// A state, seen with its hosts in some order, without what can make no difference any more.
+/// View of a state with its hosts in some order, without the parts that can make no difference any
+/// more.
 #[derive(Clone, Copy)]
 struct View<'a> {
     world: &'a World,
@@ -214,7 +220,7 @@ struct View<'a> {
     places: &'a Order,
 }
 
-/// What a host is and where it stands, without its name.
+/// Returns a hash of a host's state and of what others store about it, without its name.
 fn sign(view: &View<'_>, at: usize) -> u128 {
     let world = view.world;
     let mut mix = Mix::new(1);
@@ -287,7 +293,7 @@ impl View<'_> {
         mix.done()
     }
 
-    /// Those links that are down and that `which` asks for.
+    /// Adds the links that are down and selected by `which`.
     fn links(&self, mix: &mut Mix, which: impl Fn(usize, usize) -> bool) {
         let name = |host: usize| u64::from(self.places[host]);
         let down = self.world.links.down().filter(|&(from, to)| which(from, to));
@@ -298,7 +304,7 @@ impl View<'_> {
         }));
     }
 
-    /// Which process is which doesn't matter either.
+    /// Adds the state of both processes, whichever index each has.
     fn processes(&self, mix: &mut Mix) {
         let (world, places) = (self.world, self.places);
         for database in [Some(&world.database), world.backup.as_ref()].into_iter().flatten() {
@@ -331,12 +337,12 @@ impl View<'_> {
         }));
     }
 
-    /// Acks that may still be taken.
+    /// Returns the acks that the service may still take.
     fn acks(&self) -> impl Iterator<Item = (KeyId, Hash)> {
         self.world.said.acks.iter().copied().filter(|(_, h)| self.relevance.is_ack_alive(*h))
     }
 
-    /// What the last message of an agent that is no more says.
+    /// Hashes the last message of an agent that no longer exists.
     fn late_word(&self, journal: &Journal) -> u128 {
         let mut mix = Mix::new(5);
         mix.word(name(journal.key, self.places));
@@ -381,7 +387,7 @@ fn name(key: KeyId, places: &Order) -> u64 {
     u64::from(places[host_of(key)]) << 8 | u64::from(life_of(key))
 }
 
-/// A list in 64 bits: epoch, then place and life of each seat.
+/// Folds a list into 64 bits: epoch, then host and life of each seat.
 fn list(h: Hash, places: &Order) -> u64 {
     members_of(h).fold(epoch_of(h).wrapping_mul(ODD[2]) | 1, |sum, key| {
         fold(sum ^ (name(key, places) + 1), ODD[0]).wrapping_add(ODD[1])
@@ -450,7 +456,7 @@ impl View<'_> {
         mix.flag(host.alive);
         mix.word(u64::from(host.life));
         if !host.alive && self.relevance.forgets_the_dead {
-            // Nothing on it is ever looked at again.
+            // Nothing reads a dead host's disk any more.
             if let (Some(journal), true) = (&host.journal, self.relevance.late) {
                 let word = self.late_word(journal);
                 mix.word(word as u64);
@@ -481,7 +487,8 @@ impl View<'_> {
         }
     }
 
-    /// What the production code makes of the directory's listing is all that anybody knows of it.
+    /// Adds the directory's class and marker. Agents know a directory only by the class that the
+    /// production code derives from its listing.
     fn directory(&self, mix: &mut Mix, host: &Host) {
         let marker = |whose: Incarnation| {
             u64::from(self.places[(whose.0 >> 8) as usize]) << 8 | (whose.0 & 0xff) as u64 | 1 << 20

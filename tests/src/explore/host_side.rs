@@ -1,4 +1,4 @@
-//! What happens on hosts: agents, their disks, their nodes.
+//! Steps of hosts: agents, their disks and their nodes.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::explore::properties::{self, Property, Violation};
 use crate::explore::service_side::serve;
 use crate::explore::world::{AHEAD, Host, Mode, World};
 
-/// What lies in `host`'s node directory, by the production code's own classes.
+/// Returns the class of `host`'s node directory, as the production code classifies its listing.
 #[must_use]
 pub(super) fn directory_of(config: &Config, host: &Host) -> Directory {
     agent::classify(&config.rules, &host.directory)
@@ -29,7 +29,8 @@ fn agent_at(world: &World, at: usize) -> Agent {
     Agent::new(journal, nonce)
 }
 
-/// Persists what the output says, then does the rest in its order.
+/// Stores the output's journal, then carries out its actions in order. Returns the targets to probe,
+/// if there are any.
 fn perform(
     world: &mut World,
     config: &Config,
@@ -72,7 +73,7 @@ fn perform(
             Todo::Launch(_) => set_mode(world, at, Mode::Launches),
             Todo::ReplacementWanted { .. } => set_mode(world, at, Mode::WantsReplacement),
             Todo::Stop { exit, .. } => set_mode(world, at, Mode::Stopped(exit)),
-            // The world has an action of its own for each of these.
+            // Each of these is an action of its own in the exploration.
             Todo::Redeem | Todo::ShowDocument { .. } | Todo::Report => {}
         }
     }
@@ -85,7 +86,7 @@ fn set_mode(world: &mut World, at: usize, mode: Mode) {
     }
 }
 
-/// The agent's first start: key, record, and the session that it will redeem with.
+/// Starts the agent for the first time: makes its key, its record and the session for redeeming.
 pub(super) fn join(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     let key = world.key(at);
     let host = Arc::make_mut(&mut world.hosts[at]);
@@ -96,7 +97,7 @@ pub(super) fn join(world: &mut World, config: &Config, at: usize) -> Result<(), 
     Ok(())
 }
 
-/// The service's answer, or an older one, shows `epoch`.
+/// Shows `epoch` to the agent, in a present or an older answer of the service.
 pub(super) fn see_epoch(
     world: &mut World,
     config: &Config,
@@ -109,7 +110,7 @@ pub(super) fn see_epoch(
     Ok(())
 }
 
-/// The service refuses what the agent asked.
+/// Gives the agent the service's refusal of its last request.
 pub(super) fn see_refusal(
     world: &mut World,
     config: &Config,
@@ -119,14 +120,15 @@ pub(super) fn see_refusal(
     let event = Event::Refused { code: Some(refusal.code()), retryable: refusal.is_retryable() };
     let output = agent_at(world, at).step(&config.rules, event);
     perform(world, config, at, output)?;
-    // It has ended until a person brings another token, and the road asks whether they had to.
+    // The agent has stopped until a person brings another token. The road checks whether that was
+    // needed.
     if matches!(refusal, Refusal::GrantUsed) {
         set_mode(world, at, Mode::Stopped(1));
     }
     Ok(())
 }
 
-/// The agent gets the proposal, probes, and does what follows.
+/// Shows the agent a list: it probes the members, and signs, refuses or sends its row of the matrix.
 pub(super) fn consider(
     world: &mut World,
     config: &Config,
@@ -149,7 +151,7 @@ pub(super) fn consider(
         machine: machine(at),
     };
     let epoch = offer.proposal.epoch;
-    // They come with every answer, before the proposal.
+    // Every answer of the service contains the releases, before the proposal.
     for (&key, &epoch) in &world.said.releases.clone() {
         let output = agent.step(&config.rules, Event::ReleaseSeen { key, epoch });
         perform(world, config, at, output)?;
@@ -169,8 +171,8 @@ pub(super) fn consider(
     Ok(())
 }
 
-/// What `from` hears when it probes `target`: the answer that the target's own code gives. A peer in
-/// the same list is taken to have seen it: the prober retries until then.
+/// Returns the result of a probe, as the target's own production code answers it. If the proposal
+/// lists both, the target is assumed to have seen it, because the prober retries until then.
 fn probe(
     world: &World,
     prober: usize,
@@ -188,7 +190,7 @@ fn probe(
         return Err(closed());
     }
     let peer = agent_at(world, at);
-    // Where its steps are one, it may have been asked before the launch.
+    // If an agent's steps are taken at once, the probe may have arrived before the launch.
     if !peer.listens() && !world.is_hurried() {
         return Err(closed());
     }
@@ -203,7 +205,7 @@ fn probe(
     peer.answer_probe(from).ok_or_else(closed)
 }
 
-/// The agent gets a document.
+/// Gives the agent a document.
 pub(super) fn see_document(
     world: &mut World,
     config: &Config,
@@ -218,13 +220,14 @@ pub(super) fn see_document(
     Ok(())
 }
 
-/// The whole document of the list that `h` stands for.
+/// Returns the document of the list that `h` encodes.
 #[must_use]
 pub(super) fn document_of(h: Hash) -> Document {
     Document { proposal: proposal_of(h), h, text: Arc::from("") }
 }
 
-/// The agent does what it was about to do.
+/// Lets the agent take its pending step: look at the directory, write the marker, or launch the
+/// node.
 pub(super) fn act(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     match world.hosts[at].mode {
         Mode::Looks => {
@@ -262,7 +265,7 @@ fn execute(world: &mut World, config: &Config, at: usize) -> Result<(), Violatio
     Ok(())
 }
 
-/// The node makes its log from nothing.
+/// Lets the node make its log from nothing.
 pub(super) fn make_log(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     let host = &world.hosts[at];
     let (Some(h), Some(journal)) = (host.node, &host.journal) else { return Ok(()) };
@@ -275,14 +278,14 @@ pub(super) fn make_log(world: &mut World, config: &Config, at: usize) -> Result<
     properties::no_two_majorities(world, config)
 }
 
-/// The agent sees the log.
+/// Tells the agent that its node has a log.
 pub(super) fn see_log(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     let output = agent_at(world, at).step(&config.rules, Event::LogSeen);
     perform(world, config, at, output)?;
     Ok(())
 }
 
-/// The agent starts again: journal and directory decide.
+/// Restarts the agent. Its journal and the node's directory decide how it goes on.
 pub(super) fn restart(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     let directory = directory_of(config, &world.hosts[at]);
     let machine = machine(at);
@@ -301,7 +304,7 @@ pub(super) fn restart(world: &mut World, config: &Config, at: usize) -> Result<(
     host.mode = match decision {
         Decision::BeginNew | Decision::SetAsideAndBeginNew | Decision::GoOn => Mode::Runs,
         Decision::GoOnToLaunch => Mode::Looks,
-        // A node that outlived its agent is adopted.
+        // Adopt a node that has outlived its agent.
         Decision::Start(From::List | From::Log) => {
             if host.node.is_some() {
                 Mode::Runs
@@ -322,7 +325,7 @@ pub(super) fn restart(world: &mut World, config: &Config, at: usize) -> Result<(
     Ok(())
 }
 
-/// The agent is killed; without synced journals the power is cut as well.
+/// Kills and restarts the agent. If journals aren't synced, the power is cut as well.
 pub(super) fn kill(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     if let Some(before) = world.hosts[at].unsynced.clone() {
         let host = Arc::make_mut(&mut world.hosts[at]);
@@ -333,7 +336,7 @@ pub(super) fn kill(world: &mut World, config: &Config, at: usize) -> Result<(), 
     restart(world, config, at)
 }
 
-/// The node's file system is lost and made anew; the host starts again.
+/// Replaces the node's file system by an empty one, and restarts the host.
 pub(super) fn lose_directory(
     world: &mut World,
     config: &Config,
@@ -349,7 +352,7 @@ pub(super) fn lose_directory(
     Ok(())
 }
 
-/// Nothing on the host survives; what it has sent does.
+/// Makes the host anew: nothing on it survives, but its messages do.
 pub(super) fn remake(world: &mut World, at: usize) {
     let past = world.hosts[at].journal.clone();
     let host = Arc::make_mut(&mut world.hosts[at]);
@@ -365,7 +368,7 @@ pub(super) fn remake(world: &mut World, at: usize) {
     }
 }
 
-/// A copy of `from`'s disk starts on `to`.
+/// Starts host `to` from a copy of `from`'s disk.
 pub(super) fn clone_disk(
     world: &mut World,
     config: &Config,

@@ -1,7 +1,7 @@
-//! Keys, records and hashes as small numbers in the places of large ones.
+//! Keys, records and hashes, as small numbers in place of large ones.
 //!
-//! Hosts are symmetric, so everything that names one must be relabelled when two states are
-//! compared. That is why a hash is no hash here but the thing itself, packed into its 32 bytes.
+//! Hosts are symmetric, so comparing two states relabels everything that names a host. A real hash
+//! could not be relabelled. Therefore a hash here is the proposal itself, packed into 32 bytes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -11,15 +11,15 @@ use formation_explored::{
     Statement,
 };
 
-/// The most hosts that a configuration can have.
+/// Maximum number of hosts in a configuration.
 pub const HOSTS: usize = 6;
-/// The most keys that one host can have, one after the other.
+/// Maximum number of keys that one host can have, one after the other.
 pub(super) const LIVES: usize = 3;
 
-/// The only cluster.
+/// Id of the only cluster.
 pub(super) const CLUSTER: ClusterId = ClusterId(7);
 
-/// A host's key in one of its lives.
+/// Returns the key of a host in one of its lives.
 #[must_use]
 pub fn key(host: usize, life: u8) -> KeyId {
     let mut bytes = [0; 32];
@@ -28,32 +28,32 @@ pub fn key(host: usize, life: u8) -> KeyId {
     KeyId(bytes)
 }
 
-/// Whose key it is.
+/// Returns the host that has or had this key.
 #[must_use]
 pub(super) fn host_of(key: KeyId) -> usize {
     usize::from(key.0[0])
 }
 
-/// In which of its host's lives.
+/// Returns in which of its host's lives the key belongs.
 #[must_use]
 pub(super) fn life_of(key: KeyId) -> u8 {
     key.0[1]
 }
 
-/// The incarnation that belongs to a key.
+/// Returns the incarnation of a key.
 #[must_use]
 pub(super) fn incarnation(key: KeyId) -> Incarnation {
     Incarnation(u128::from(key.0[0]) << 8 | u128::from(key.0[1]))
 }
 
-/// A host as a letter, its later lives with a number: `A`, `A2`.
+/// Returns a host's letter, followed by a number for its later lives: `A`, `A2`.
 #[must_use]
 pub(super) fn name(key: KeyId) -> String {
     let letter = char::from(b'A' + key.0[0]);
     if key.0[1] == 0 { letter.to_string() } else { format!("{letter}{}", key.0[1] + 1) }
 }
 
-/// What a machine is known by.
+/// Returns the properties by which agents recognise a machine.
 #[must_use]
 pub(super) fn machine(host: usize) -> Machine {
     Machine(BTreeMap::from([("id".to_owned(), host.to_string())]))
@@ -73,7 +73,7 @@ fn record_anew(host: usize, life: usize) -> Arc<Record> {
         node_key: Hash(key.0),
         machine: machine(host),
         incarnation: incarnation(key),
-        // A host that was made anew has the same name and addresses as before.
+        // A re-made host has the same name and addresses as before.
         name: format!("host-{host}"),
         peer_urls: vec![format!("https://10.0.0.{}:2380", host + 1)],
         client_urls: vec![format!("https://10.0.0.{}:2379", host + 1)],
@@ -84,7 +84,7 @@ fn record_anew(host: usize, life: usize) -> Arc<Record> {
     })
 }
 
-/// The record of a key.
+/// Returns the record of a key.
 #[must_use]
 pub(super) fn record(key: KeyId) -> Arc<Record> {
     Arc::clone(&RECORDS[host_of(key) * LIVES + usize::from(life_of(key))])
@@ -92,13 +92,13 @@ pub(super) fn record(key: KeyId) -> Arc<Record> {
 
 static GRANT: LazyLock<GrantId> = LazyLock::new(|| GrantId(Arc::from("boot")));
 
-/// The only grant.
+/// Returns the id of the only grant.
 #[must_use]
 pub(super) fn grant() -> GrantId {
     GRANT.clone()
 }
 
-/// The only statement.
+/// Returns the only statement, for a cluster of `size` seats.
 #[must_use]
 pub(super) fn statement(size: u8) -> Statement {
     Statement {
@@ -110,7 +110,7 @@ pub(super) fn statement(size: u8) -> Statement {
     }
 }
 
-/// The proposal itself, packed: epoch, length, then host and life of each seat.
+/// Packs the proposal into a hash: epoch, length, then host and life of each seat.
 #[must_use]
 pub(super) fn hash_of(proposal: &Proposal) -> Hash {
     let mut bytes = [0; 32];
@@ -123,7 +123,7 @@ pub(super) fn hash_of(proposal: &Proposal) -> Hash {
     Hash(bytes)
 }
 
-/// The hash of the list of these keys, seat 1 first.
+/// Returns the hash of the list with these keys, in the order of the seats.
 #[must_use]
 pub(super) fn list_of(epoch: Epoch, keys: &[KeyId]) -> Hash {
     let size = u8::try_from(keys.len()).expect("at most 9 seats");
@@ -131,19 +131,19 @@ pub(super) fn list_of(epoch: Epoch, keys: &[KeyId]) -> Hash {
     hash_of(&Proposal { cluster: CLUSTER, statement: statement(size).hash, epoch, records })
 }
 
-/// The members of the proposal that `h` stands for.
+/// Returns the members of the proposal that `h` encodes.
 pub(super) fn members_of(h: Hash) -> impl Iterator<Item = KeyId> {
     (0..usize::from(h.0[1]))
         .map(move |place| key(usize::from(h.0[2 + 2 * place]), h.0[3 + 2 * place]))
 }
 
-/// The epoch of the proposal that `h` stands for.
+/// Returns the epoch of the proposal that `h` encodes.
 #[must_use]
 pub(super) fn epoch_of(h: Hash) -> Epoch {
     Epoch::from(h.0[0])
 }
 
-/// The proposal that `h` stands for.
+/// Returns the proposal that `h` encodes.
 #[must_use]
 pub(super) fn proposal_of(h: Hash) -> Proposal {
     let records: Vec<Arc<Record>> = members_of(h).map(record).collect();
@@ -151,7 +151,7 @@ pub(super) fn proposal_of(h: Hash) -> Proposal {
     Proposal { cluster: CLUSTER, statement: statement(size).hash, epoch: epoch_of(h), records }
 }
 
-/// A list as a person writes it: `{A,B,C} e1`.
+/// Formats a list for a person: `{A,B,C} e1`.
 #[must_use]
 pub(super) fn list(h: Hash) -> String {
     let names: Vec<String> = members_of(h).map(name).collect();

@@ -1,5 +1,5 @@
-//! Actions that would change nothing in a state: cheaper to see than to try. None of this leaves
-//! anything out; whatever is not seen here is tried, and found to have changed nothing.
+//! Recognises actions that would change nothing in a state, which is cheaper than applying them.
+//! Nothing is lost if one isn't recognised: it is applied and found to have changed nothing.
 
 use formation_explored::agent::Journal;
 use formation_explored::service::{Phase, Seating};
@@ -10,13 +10,14 @@ use crate::explore::identity::epoch_of;
 use crate::explore::service_side::nonce_of;
 use crate::explore::world::{SOON, World};
 
-/// Whoever holds a document releases nothing.
+/// Returns whether the agent releases nothing, because it holds a document.
 #[must_use]
 pub(super) fn releases_nothing(config: &Config, journal: &Journal) -> bool {
     journal.held.is_some() && config.rules.on(Rule::HeldReleasesNothing)
 }
 
-/// The database has decided this list, and says so to whoever shows it.
+/// Returns whether the database has decided list `h`. A process then only answers that to an agent
+/// that shows it.
 #[must_use]
 pub(super) fn is_decided(world: &World, h: Hash) -> bool {
     let cluster = &world.database.cluster;
@@ -24,7 +25,7 @@ pub(super) fn is_decided(world: &World, h: Hash) -> bool {
         && cluster.frozen.as_ref().is_some_and(|frozen| frozen.h == h)
 }
 
-/// The row knows the agent's session, its highest epoch, and that it lives.
+/// Returns whether the row already knows the agent's session, its highest epoch, and that it lives.
 #[must_use]
 pub(super) fn says_nothing_new(
     world: &World,
@@ -43,13 +44,14 @@ pub(super) fn says_nothing_new(
     let no_news = highest <= known.highest_epoch || (config.reduced && highest < cluster.epoch);
     let renewed = world.now().after(SOON);
     let live = known.seating != Seating::Absent && known.lease_until == renewed;
-    // With a copy about, the other holder of the key may be the one at `at`.
+    // If a disk was copied, another host may hold the same key.
     let only = world.key(at) == journal.key && config.faults.clones == 0;
     only && known.session == Some(session) && (!forming || (live && no_news))
 }
 
-/// The agent has answered this list before, or can't sign it, and the service would not take its
-/// refusal. What the list's epoch makes it release, it has released.
+/// Returns whether the agent would do nothing about list `h`. It has answered the list before, or
+/// it can't sign it and the service wouldn't take its refusal. It must also have released every
+/// epoch below the list's.
 #[must_use]
 pub(super) fn looks_in_vain(world: &World, config: &Config, journal: &Journal, h: Hash) -> bool {
     let epoch = epoch_of(h);
@@ -65,16 +67,17 @@ pub(super) fn looks_in_vain(world: &World, config: &Config, journal: &Journal, h
     refuses && !is_asked(world, journal.key, epoch)
 }
 
-/// The service waits for the agent's word about a list of this epoch.
+/// Returns whether the service waits for the agent's answer to a list of this epoch.
 fn is_asked(world: &World, key: KeyId, epoch: Epoch) -> bool {
     let cluster = &world.database.cluster;
     cluster.phase == Phase::Preparing && cluster.epoch == epoch && cluster.lists(key)
 }
 
-/// S6 keeps the agent from signing `h`: only then its patience matters.
+/// Returns whether S6 prevents the agent from signing `h`, for want of releases. Only then does it
+/// matter whether the agent has waited long enough.
 #[must_use]
 pub(super) fn misses_releases(world: &World, config: &Config, journal: &Journal, h: Hash) -> bool {
-    // Looking at the list releases what is below it.
+    // Looking at a list releases all lower epochs.
     let own = journal.released.max(epoch_of(h) - 1);
     config.rules.on(Rule::ReleasesFirst)
         && journal.bound.iter().filter(|(_, bound)| bound.h != h).any(|(&epoch, bound)| {

@@ -1,14 +1,15 @@
-//! What `make explore` exhausts before it turns to the full bounds: configurations of the size that
-//! clusters have, each with a part of the faults, chosen by measuring so that all of them together
-//! take about half an hour on two cores. A run says of each whether it was exhausted.
+//! Ladder of configurations that `make explore` completes before it explores the full bounds. Each
+//! has seats and hosts as real clusters do, and a part of the faults. They were chosen by
+//! measurement to take about half an hour together on two cores. The report of a run says which of
+//! them were completed.
 
 use crate::explore::config::{Config, Environment, Faults};
 use crate::explore::processes::Setback;
 
-/// From one in this many states the road is walked.
+/// The road is walked from one in this many states.
 const ROADS: u64 = 256;
 
-/// The rungs, in the order in which they are climbed.
+/// Returns the ladder's configurations, in the order in which they are explored.
 #[must_use]
 pub fn ladder() -> Vec<Config> {
     let mut rungs = hosts_and_people();
@@ -125,9 +126,11 @@ fn links_clock_and_ledgers() -> Vec<Config> {
 
 const BOTH: &[Setback] = &[Setback::Dump, Setback::InPlace];
 
-/// What three seats rely on if nobody has a ledger: with two a majority is everybody, so that two
-/// lists that share a host can't both have one. Two majorities of lists that share a host are five
-/// keys: of five hosts, or of four of which one is made anew.
+/// Returns a configuration with three seats and no ledgers.
+///
+/// Two seats would show nothing: a majority is then both hosts, so two lists that share a host
+/// can't both have one. With three seats, two majorities of lists that share a host need five keys.
+/// Those are the keys of five hosts, or of four if one is made anew.
 fn without_ledger(name: &'static str, hosts: usize, epochs: u64, faults: Faults) -> Config {
     Config {
         environment: Environment { ledger: false, ..Environment::SOUND },

@@ -1,8 +1,8 @@
-//! Which host reaches which.
+//! Links between hosts, each direction separately.
 
 use crate::explore::identity::HOSTS;
 
-/// A bit for each ordered pair of hosts of which the first can't reach the second.
+/// The set of links that are down: one bit for each ordered pair of hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Links {
     down: u64,
@@ -13,42 +13,42 @@ fn bit(from: usize, to: usize) -> u64 {
 }
 
 impl Links {
-    /// Takes the link between two hosts down, both ways.
+    /// Takes the link between two hosts down, in both directions.
     pub fn cut(&mut self, one: usize, other: usize) {
         self.down |= bit(one, other) | bit(other, one);
     }
 
-    /// Nobody reaches `host` any more, which itself still reaches everybody.
+    /// Takes all links to `host` down. It still reaches every other host.
     pub fn hide(&mut self, host: usize) {
         self.down |=
             (0..HOSTS).filter(|&from| from != host).fold(0, |all, from| all | bit(from, host));
     }
 
-    /// Whether probes of `from` come to `to`.
+    /// Returns whether probes from `from` arrive at `to`.
     #[must_use]
     pub fn reaches(self, from: usize, to: usize) -> bool {
         self.down & bit(from, to) == 0
     }
 
-    /// Whether each of the two reaches the other.
+    /// Returns whether two hosts reach each other.
     #[must_use]
     pub fn joins(self, one: usize, other: usize) -> bool {
         self.reaches(one, other) && self.reaches(other, one)
     }
 
-    /// Everybody reaches `host`, and it everybody.
+    /// Returns whether all links from and to `host` are up.
     #[must_use]
     pub fn are_whole_at(self, host: usize) -> bool {
         (0..HOSTS).all(|other| self.joins(host, other))
     }
 
-    /// Every pair, the first of which can't reach the second.
+    /// Iterates over the pairs whose first host can't reach the second.
     pub fn down(self) -> impl Iterator<Item = (usize, usize)> {
         let pairs = (0..HOSTS).flat_map(|from| (0..HOSTS).map(move |to| (from, to)));
         pairs.filter(move |&(from, to)| !self.reaches(from, to))
     }
 
-    /// Whether the links are the same if these two hosts change their names.
+    /// Returns whether swapping these two hosts leaves the set of links unchanged.
     #[must_use]
     pub fn are_same_with_swapped(self, one: usize, other: usize) -> bool {
         let swapped = |host: usize| match host {

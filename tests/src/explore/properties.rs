@@ -1,4 +1,4 @@
-//! What must hold in every state, and on every road out of it.
+//! The properties that every state must have, and those of the road from it.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::explore::config::Config;
 use crate::explore::identity::{incarnation, list, members_of, name};
 use crate::explore::world::{Host, World};
 
-/// The seven properties.
+/// One of the seven properties that are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Property {
     /// 1. One document per cluster (with ledger).
@@ -57,17 +57,17 @@ impl fmt::Display for Property {
     }
 }
 
-/// A property that does not hold, and what was seen.
+/// A property that doesn't hold, and how it was violated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which.
+    /// Property that doesn't hold.
     pub property: Property,
-    /// What was seen.
+    /// Description of what was observed.
     pub what: String,
 }
 
 impl Violation {
-    /// `property` is violated by `what`.
+    /// Returns a violation of `property`, described by `what`.
     #[must_use]
     pub fn of(property: Property, what: impl Into<String>) -> Violation {
         Violation { property, what: what.into() }
@@ -80,15 +80,19 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Property 5, a part of 1 (a decided list never changes, and a retired one never vanishes), and two parts of 7 that one
-/// transaction shows: a commit without its dead, and a freeze that everybody may sign.
+/// Checks what a single transaction can violate.
+///
+/// - Property 5.
+/// - A part of property 1: a decided list never changes, and a retired one never vanishes.
+/// - Two parts of property 7: no list is committed with a dead member, and every member may still sign a new
+///   frozen list.
 pub(super) fn after_transaction(
     before: &Cluster,
     after: &Cluster,
     outcome: &Outcome,
     now: Micros,
 ) -> Result<(), Violation> {
-    // That a committed cluster is abandoned is property 6's: it is told once a node starts after it.
+    // Abandoning a committed cluster violates property 6, which is checked when a node starts afterwards.
     let is_kept = is_decided(after.phase) || before.phase == Phase::Retired;
     if let (true, Some(decided)) = (is_decided(before.phase) && is_kept, &before.frozen) {
         let is_same = after.frozen.as_ref().is_some_and(|frozen| frozen.h == decided.h);
@@ -142,7 +146,7 @@ fn is_decided(phase: Phase) -> bool {
     matches!(phase, Phase::Committed | Phase::Formed | Phase::Retired)
 }
 
-/// Property 1: what leaves a process.
+/// Checks properties 1 and 6 when a process sends a document.
 pub(super) fn document_leaves(world: &World, config: &Config, h: Hash) -> Result<(), Violation> {
     if config.expects_ledger
         && let Some(other) = world.said.documents.iter().find(|&&other| other != h)
@@ -157,7 +161,7 @@ pub(super) fn document_leaves(world: &World, config: &Config, h: Hash) -> Result
     Ok(())
 }
 
-/// Properties 2 and 6: a node is executed with the list `h`.
+/// Checks properties 2 and 6 when a node is executed with list `h`.
 pub(super) fn node_executed(world: &World, config: &Config, h: Hash) -> Result<(), Violation> {
     if !config.liar && !world.said.committed.contains(&h) {
         let what = format!("a node runs {}, which nobody committed", list(h));
@@ -176,7 +180,7 @@ pub(super) fn node_executed(world: &World, config: &Config, h: Hash) -> Result<(
     Ok(())
 }
 
-/// Property 4: `host`'s node makes a log from nothing, as the identity of `journal_key`.
+/// Checks property 4 when `host`'s node makes a log from nothing, as the identity of `key`.
 pub(super) fn log_made(world: &World, host: &Host, key: KeyId) -> Result<(), Violation> {
     if world.said.started.contains_key(&incarnation(key)) {
         let what = format!("the identity {} starts from empty a second time", name(key));
@@ -189,7 +193,7 @@ pub(super) fn log_made(world: &World, host: &Host, key: KeyId) -> Result<(), Vio
     Ok(())
 }
 
-/// Property 3, once the starts are noted.
+/// Checks property 3, after a start was recorded.
 pub(super) fn no_two_majorities(world: &World, config: &Config) -> Result<(), Violation> {
     let lists: std::collections::BTreeSet<Hash> = world.said.started.values().copied().collect();
     let majority = |h: Hash| {

@@ -1,6 +1,6 @@
-//! Random walks: what is beyond the reach of an exhaustive search, seen here and there. They go
-//! beyond the bounds in two ways, more epochs and no reduction, and are drawn so that most of a
-//! walk is progress: else it would be over before anything was committed.
+//! Random walks through states that an exhaustive search doesn't reach. They exceed the bounds in
+//! two ways: they use more epochs and no reduction. Actions are weighted so that most steps of a
+//! walk are progress. Otherwise most walks would end before anything is committed.
 
 use std::time::{Duration, Instant};
 
@@ -14,36 +14,36 @@ use crate::explore::road;
 use crate::explore::search::Found;
 use crate::explore::world::World;
 
-/// A walk ends after this many steps.
+/// Maximum number of steps in a walk.
 const LENGTH: usize = 400;
-/// Or after this many drawn steps that changed nothing.
+/// Number of consecutive drawn actions without effect after which a walk ends.
 const IDLE: usize = 200;
-/// Walks are followed up to this epoch.
+/// Highest epoch up to which a walk is followed.
 const EPOCHS: u64 = 12;
-/// How likely a fault is against a step of progress (10,000); one of these for each walk.
+/// Weights of a fault, of which each walk uses one; a step of progress weighs 10,000.
 const FAULTS: [u32; 4] = [30, 100, 400, 1_500];
 
-/// What random walks have seen.
+/// Counters of random walks, and the violation they found.
 #[derive(Clone, Debug, Default)]
 pub struct Walks {
-    /// How many.
+    /// Number of walks.
     pub walks: usize,
-    /// Steps in all of them.
+    /// Number of steps in all walks.
     pub steps: usize,
-    /// Walks in which a list was committed.
+    /// Number of walks in which a list was committed.
     pub committed: usize,
-    /// Walks in which a node started.
+    /// Number of walks in which a node started.
     pub started: usize,
-    /// Walks in which the database was restored after a commit.
+    /// Number of walks in which the database was restored after a commit.
     pub restored: usize,
-    /// Walks that came to a second epoch.
+    /// Number of walks that reached a second epoch.
     pub second_epoch: usize,
-    /// A violation, not the shortest.
+    /// First violation found. Its path isn't a shortest one.
     pub found: Option<Found>,
 }
 
 impl Walks {
-    /// Both together; the first violation is kept.
+    /// Adds the counts of `other`. The first violation is kept.
     pub fn add(&mut self, other: Walks) {
         self.walks += other.walks;
         self.steps += other.steps;
@@ -55,7 +55,7 @@ impl Walks {
     }
 }
 
-/// SplitMix64: the walks of one seed are always the same.
+/// SplitMix64 generator: the same seed always gives the same walks.
 struct Random(u64);
 
 impl Random {
@@ -68,8 +68,8 @@ impl Random {
     }
 }
 
-/// Walks at random from the beginning, again and again, on `threads` threads until `time` is over;
-/// each walk ends in the fault-free road.
+/// Walks at random from the initial state, repeatedly, on `threads` threads until `time` is over.
+/// Each walk ends with the fault-free road.
 #[must_use]
 pub fn walk_at_random(config: &Config, seed: u64, time: Duration, threads: usize) -> Walks {
     let config = Config { epochs: EPOCHS, reduced: false, ..config.clone() };
@@ -136,7 +136,7 @@ fn one(
     if config.liar { Ok(()) } else { road::walk(&world, config) }
 }
 
-/// One of `actions`, by their weights.
+/// Draws one of `actions` by their weights.
 fn draw<'a>(
     world: &World,
     actions: &'a [Action],
@@ -153,14 +153,15 @@ fn draw<'a>(
     })
 }
 
-/// How likely an action is: progress of the list that is frozen now most of all, what is late or
-/// for nothing less, faults as this walk has them, and the end of everything hardly.
+/// Returns the weight of an action. Progress of the presently frozen list weighs most, and late or
+/// useless messages less. Faults have the weight of this walk, and ends of the cluster a tenth of
+/// it.
 fn weight(world: &World, action: &Action, faults: u32) -> u32 {
     let cluster = &world.database.cluster;
     let frozen = cluster.frozen.as_ref().filter(|_| cluster.phase == Phase::Preparing);
     match action {
         Action::Abandon | Action::Expire => faults / 10,
-        // What makes the rest of a walk worth while.
+        // The rest of the walk depends on a restore after a commit.
         Action::Restore(_) if !world.said.committed.is_empty() => 3 * faults,
         Action::LosePatience(..) => faults,
         action if action.is_fault(world) => faults,

@@ -1,9 +1,10 @@
-//! The known ways to two clusters or none, each with the rule (or the guarantee of the environment)
-//! that stops it, in a configuration small enough to be searched whole in seconds.
+//! Known ways to end with two clusters or none. Each comes with the rule, or the guarantee of the
+//! environment, that prevents it. Its configuration is small enough to be explored completely in
+//! seconds.
 //!
-//! A case is explored twice. With its rule off the disaster must be found; with it on the very same
-//! configuration must be clean, all of it. So neither a rule that does nothing nor a search that
-//! sees nothing can pass.
+//! Each case is explored twice. With its rule off, the disaster must be found. With it on, the same
+//! configuration must be explored completely without a violation. So a rule without effect fails
+//! the test, and so does a search that finds nothing.
 
 use formation_explored::{Hash, KeyId, Rule, Rules};
 
@@ -16,58 +17,58 @@ use crate::explore::properties::Property;
 use crate::explore::search::{Limits, Report, explore};
 use crate::explore::world::World;
 
-/// What is switched off.
+/// Rule or guarantee that is switched off.
 #[derive(Clone, Copy, Debug)]
 pub enum Switch {
-    /// A rule of the machines.
+    /// A rule of the two state machines.
     Rule(Rule),
-    /// The row lock.
+    /// Locking of the cluster's row by each transaction.
     RowLock,
-    /// The ledger.
+    /// The ledger of each process.
     Ledger,
-    /// The ledger's sync.
+    /// Syncing of the ledger before a document is sent.
     LedgerSync,
-    /// The journal's sync.
+    /// Syncing of the agent's journal before anything is shown.
     JournalSync,
-    /// What no dump carries.
+    /// Identity of the database, which no dump carries.
     Site,
-    /// The count of sweeps.
+    /// Number of sweeps, counted in the row and beside the ledger.
     Beats,
-    /// That ledgers are complete.
+    /// Completeness of the ledgers.
     Complete,
-    /// What a process's row says of its ledger.
+    /// Number of ledger entries, recorded in a process's row.
     Entries,
-    /// That a process which runs can't be forgotten.
+    /// An owner's inability to forget a process that is running.
     GoneOnly,
-    /// That a backup is older than a sweep.
+    /// Age of a backup that is restored in place: older than each process's last sweep.
     OldBackups,
 }
 
-/// One known disaster.
+/// One known disaster and its configuration.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// `R1` to `R19`, or a name for the rules that no regression of the protocol's list isolates.
+    /// `R1` to `R19`, or a name for a rule that no regression of the protocol's list isolates.
     pub name: &'static str,
-    /// What happens.
+    /// Description of the disaster.
     pub story: &'static str,
-    /// What stops it.
+    /// Rule or guarantee that prevents the disaster.
     pub switch: Switch,
-    /// What it violates; one of these.
+    /// Properties, of which the disaster violates one.
     pub violates: &'static [Property],
-    /// Where it can happen, with everything on.
+    /// Configuration in which it can happen, with every rule on.
     pub config: Config,
-    /// What has happened before.
+    /// Actions applied before the exploration starts.
     pub before: Vec<Action>,
 }
 
 impl Case {
-    /// Explores with everything on.
+    /// Explores the configuration with every rule on.
     #[must_use]
     pub fn with_rule(&self) -> Report {
         self.run(&self.config)
     }
 
-    /// Explores with the case's rule off.
+    /// Explores the configuration with the case's rule switched off.
     #[must_use]
     pub fn without_rule(&self) -> Report {
         let mut config = self.config.clone();
@@ -90,7 +91,7 @@ impl Case {
         self.run(&config)
     }
 
-    /// The same case, with or without taking states and steps for one another.
+    /// Returns the case with reductions on or off.
     #[must_use]
     pub fn reduced(mut self, reduced: bool) -> Case {
         self.config.reduced = reduced;
@@ -113,7 +114,7 @@ fn case(name: &'static str, story: &'static str, switch: Switch, config: Config)
 const TWO_CLUSTERS: &[Property] =
     &[Property::OneDocument, Property::CommittedListOnly, Property::NoTwoMajorities];
 
-/// Every case, R1 first.
+/// Returns every case, beginning with R1.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     let mut cases = two_clusters();
@@ -127,16 +128,16 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// The case with this name.
+/// Returns the case with this name.
 ///
 /// # Panics
-/// If there is none.
+/// Panics if there is none.
 #[must_use]
 pub fn named(name: &str) -> Case {
     cases().into_iter().find(|case| case.name == name).expect("a case with this name")
 }
 
-/// A, B and C have joined, and their list of epoch 1 is fully signed.
+/// Returns the actions by which `hosts` join and all sign their list of epoch 1.
 fn signed_by_all(hosts: &[usize]) -> Vec<Action> {
     let mut actions: Vec<Action> = hosts.iter().map(|&host| Action::Join(host)).collect();
     actions.extend(hosts.iter().map(|&host| Action::Consider(host, first_list(hosts))));
@@ -155,7 +156,8 @@ fn committed_by_all(hosts: &[usize]) -> Vec<Action> {
     actions
 }
 
-/// A and B start from the document; the backup is restored; their leases lapse in it.
+/// Returns the actions by which A and B get the document, the backup is restored, and their leases
+/// lapse in it.
 fn committed_and_restored() -> Vec<Action> {
     let list = first_list(&[0, 1, 2]);
     vec![
@@ -168,7 +170,7 @@ fn committed_and_restored() -> Vec<Action> {
     ]
 }
 
-/// R1 to R3.
+/// Returns cases R1 to R3, and the one with one release too few.
 fn two_clusters() -> Vec<Case> {
     let no_ledger = Environment { ledger: false, ..Environment::SOUND };
     let mut cases = vec![Case {
@@ -249,7 +251,7 @@ fn one_release_too_few(restored: Config) -> Case {
     }
 }
 
-/// R4 to R6.
+/// Returns cases R4 to R6.
 fn beyond_the_database() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut disjoint = vec![Action::Backup];
@@ -297,9 +299,10 @@ fn beyond_the_database() -> Vec<Case> {
     cases
 }
 
-/// R16 and R17: two processes, of which one alone has let the document out.
+/// Returns R16, R17 and similar cases: only one of two processes has sent the document.
 fn set_back() -> Vec<Case> {
-    // Without roads: on most of them the process with the ledger is stuck, and that comes first.
+    // No roads: on most of them the process with the ledger is stuck, and that violation would be
+    // found first.
     let one_seat =
         |name, faults| Config { epochs: 2, faults, roads: 0, ..Config::sound(name, 1, 2) };
     let restored = Faults { restores: 1, ..Faults::default() };
@@ -456,7 +459,7 @@ fn seats_and_exits() -> Vec<Case> {
     ]
 }
 
-/// R18 and R19.
+/// Returns cases R18 and R19.
 fn links_and_clock() -> Vec<Case> {
     vec![
         Case {
@@ -492,7 +495,7 @@ fn links_and_clock() -> Vec<Case> {
     ]
 }
 
-/// A backup of epoch 1; then A and B sign epoch 2; then the restore.
+/// Returns actions that take a backup at epoch 1, let A and B sign epoch 2, and then restore.
 fn signed_e2_and_restored_to_e1() -> Vec<Action> {
     let second = list_of(2, &[key(0, 0), key(1, 0)]);
     vec![
@@ -508,8 +511,8 @@ fn signed_e2_and_restored_to_e1() -> Vec<Action> {
     ]
 }
 
-/// Everybody has joined; C has signed {A,B,C} at epoch 1, A and B have released that epoch without
-/// having signed anything.
+/// Returns actions by which five hosts join and C signs {A,B,C} at epoch 1. A and B then release
+/// that epoch without having signed anything.
 fn released_unsigned() -> Vec<Action> {
     let mut actions: Vec<Action> = (0..5).map(Action::Join).collect();
     actions.extend([
@@ -520,7 +523,8 @@ fn released_unsigned() -> Vec<Action> {
     actions
 }
 
-/// A service that shows {A,B,C} at epoch 1 and {C,D,E} at `second`, to anybody at any time.
+/// Returns a configuration whose service shows {A,B,C} at epoch 1 and {C,D,E} at `second`, to any
+/// host at any time.
 fn lying(name: &'static str, second: u64) -> Config {
     Config {
         liar: true,
@@ -532,7 +536,7 @@ fn lying(name: &'static str, second: u64) -> Config {
     }
 }
 
-/// The rules and guarantees that the list above leaves out.
+/// Returns the cases of rules and guarantees that R1 to R19 leave out.
 fn other_rules() -> Vec<Case> {
     let all = || (0..5).map(Action::Join).collect();
     let two_majorities = |name, story, switch, config| Case {
@@ -554,7 +558,7 @@ fn other_rules() -> Vec<Case> {
                 "hosts release an epoch, another list forms on that word, and they sign one of it",
                 Switch::Rule(Rule::OneListPerEpoch),
                 Config {
-                    // It stands behind this one, which alone would keep them from holding it.
+                    // This rule alone would also prevent the hosts from holding the document.
                     rules: Rules::ALL.without(Rule::HoldAboveReleased),
                     ..lying("one list per epoch", 2)
                 },
@@ -597,7 +601,7 @@ fn other_rules() -> Vec<Case> {
     ]
 }
 
-/// What may end a cluster, and when.
+/// Returns the cases about when a cluster may be ended.
 fn ends() -> Vec<Case> {
     vec![
         Case {
@@ -608,7 +612,8 @@ fn ends() -> Vec<Case> {
                 Switch::Rule(Rule::AbandonBeforeCommit),
                 Config {
                     epochs: 1,
-                    // Behind the rule stands the ledger of whoever has let the document out.
+                    // Without the rule, the ledger of the process that sent the document would
+                    // still prevent it.
                     environment: Environment { ledger: false, ..Environment::SOUND },
                     faults: Faults { ends: 1, ..Faults::default() },
                     ..Config::sound("abandon before commit", 1, 1)

@@ -1,5 +1,6 @@
-//! Property 7: from any state, with no further fault, the cluster forms; or `explain` says why not
-//! and what to do, and doing that works.
+//! The fault-free road, which checks property 7. From any state, without further faults, the
+//! cluster must form. Otherwise `explain` must give a reason and a way out, and the way out must
+//! work.
 
 use formation_explored::agent::{Decision, Journal, Start, at_start};
 use formation_explored::service::{Event, Phase, Seating, Settings, explain};
@@ -17,16 +18,17 @@ use crate::explore::reduce::is_untouched;
 use crate::explore::service_side::{deliver_ack, serve, speak};
 use crate::explore::world::{Host, Mode, NOW, World, is_far};
 
-/// A road that takes more rounds than this goes nowhere.
+/// Maximum number of rounds on a road; one that takes more never ends.
 const ROUNDS: usize = 80;
 
-/// Walks the road from `world`.
+/// Walks the fault-free road from `world`.
 ///
 /// # Errors
-/// The part of property 7 that doesn't hold.
+/// Returns a violation of property 7.
 pub(super) fn walk(world: &World, config: &Config) -> Result<(), Violation> {
     from(world, config)?;
-    // The deaths of hosts that nobody has heard of are left out of the exploration (`reduce`).
+    // The exploration leaves out the deaths of hosts that never joined (`reduce`), so try the road
+    // without one of them.
     let untouched = |host: &&mut std::sync::Arc<Host>| host.alive && is_untouched(host, config);
     let mut without = world.clone();
     if world.left.deaths > 0
@@ -41,9 +43,10 @@ pub(super) fn walk(world: &World, config: &Config) -> Result<(), Violation> {
 fn from(world: &World, config: &Config) -> Result<(), Violation> {
     let mut at = world.clone();
     at.alone = None;
-    // The clock is right again, whatever was stored while it wasn't.
+    // The clock is right again, but what was stored before remains.
     at.is_ahead = false;
-    // On the road everything in flight has arrived, been lost, or ended.
+    // On the road, every message under way has arrived or been lost, and every transaction has
+    // ended.
     for process in &mut at.processes {
         process.read = None;
     }
@@ -63,7 +66,7 @@ fn from(world: &World, config: &Config) -> Result<(), Violation> {
     arrived(&at, config)
 }
 
-/// Everybody who can does what is next for them, once.
+/// Lets every process and every host take its next step once, and delivers all releases and acks.
 fn round(from: &World, config: &Config) -> Result<World, Violation> {
     let mut world = from.clone();
     for process in 0..PROCESSES {
@@ -130,7 +133,7 @@ fn one_host(mut world: World, config: &Config, at: usize) -> Result<World, Viola
     if start == Start::NotYet { talk(world, config, at) } else { Ok(world) }
 }
 
-/// One poll, and what its answer leads to.
+/// Lets the agent poll once, and act on the answer.
 fn talk(mut world: World, config: &Config, at: usize) -> Result<World, Violation> {
     let Some(journal) = world.hosts[at].journal.clone() else { return Ok(world) };
     if journal.held.is_some() {
@@ -156,8 +159,8 @@ fn talk(mut world: World, config: &Config, at: usize) -> Result<World, Violation
     Ok(world)
 }
 
-/// Nothing happens any more until time passes: the next deadline does. Nobody waits for one that
-/// was stored by a clock that was ahead: it is further off than any period.
+/// Lets the next deadline pass, once no step is possible otherwise. Deadlines stored by a clock
+/// that was ahead are skipped, because nobody should have to wait for them.
 fn pass_time(from: &World, config: &Config) -> Result<World, Violation> {
     let cluster = &from.database.cluster;
     for (&key, agent) in &cluster.agents {
@@ -201,8 +204,8 @@ fn speaks(world: &World, key: KeyId) -> bool {
     })
 }
 
-/// The road has ended before the cluster formed: there must be a reason and a way out, and no set
-/// of hosts that could have made it.
+/// Judges a road that ended before the cluster formed. There must be a reason and a way out. There
+/// must not be a set of hosts that could have formed the cluster.
 fn arrived(world: &World, config: &Config) -> Result<(), Violation> {
     let cluster = &world.database.cluster;
     let lines = explain(cluster, &Settings::DEFAULT, NOW);
@@ -251,7 +254,7 @@ fn arrived(world: &World, config: &Config) -> Result<(), Violation> {
     }
 }
 
-/// A retirement that is taken back leaves the cluster where it was.
+/// Checks that taking a retirement back restores the cluster as it was before.
 fn take_back(mut retired: World, before: &World, config: &Config) -> Result<(), Violation> {
     let outcome = serve(&mut retired, config, Event::Unretire { by: String::new() })?;
     let (was, is) = (&before.database.cluster, &retired.database.cluster);
@@ -267,8 +270,8 @@ fn take_back(mut retired: World, before: &World, config: &Config) -> Result<(), 
     Err(Violation::of(Property::AWayOut, what))
 }
 
-/// As many hosts as there are seats, usable, each of which reaches each other; none if there are no
-/// such.
+/// Returns one usable host for each seat, all of which reach each other; empty if there is no such
+/// set.
 fn hosts_that_could(world: &World, config: &Config) -> Vec<usize> {
     let usable: Vec<usize> = (0..config.hosts).filter(|&at| is_usable(world, config, at)).collect();
     let sets = (0_u32..1 << usable.len()).filter(|set| set.count_ones() == u32::from(config.seats));
@@ -283,21 +286,23 @@ fn hosts_that_could(world: &World, config: &Config) -> Vec<usize> {
     sets.map(members).find(linked).unwrap_or_default()
 }
 
-/// A host that a new list could have in it. Judged by what is on it, not by the production code's
-/// view of that.
+/// Returns whether a new list could contain this host. It looks at the host's disk, not at the
+/// production code's view of it.
 fn is_usable(world: &World, config: &Config, at: usize) -> bool {
     let host = &world.hosts[at];
     let blank = host.directory.marker.is_none()
         && !host.directory.log
         && host.directory.entries.iter().all(|entry| entry == "lost+found");
-    // Exit code 1 is for what a person mends; whether they had to is what is asked here.
+    // Exit code 1 means that a person must act. The road checks whether that was needed, so it
+    // counts as usable.
     let ended = matches!(host.mode, Mode::Stopped(3) | Mode::WantsReplacement);
     let may_sign =
         host.journal.as_ref().is_none_or(|journal| may_sign_again(world, config, journal));
     host.alive && blank && !ended && may_sign
 }
 
-/// It holds nothing, and each list that it signed can still be released by enough of its members.
+/// Returns whether the agent holds no document, and enough members can still release each list that
+/// it signed.
 fn may_sign_again(world: &World, config: &Config, journal: &Journal) -> bool {
     let released = |key: KeyId, epoch: Epoch| {
         world.said.releases.get(&key).is_some_and(|&released| released >= epoch)
@@ -312,7 +317,8 @@ fn may_sign_again(world: &World, config: &Config, journal: &Journal) -> bool {
     journal.held.is_none() && journal.bound.iter().all(can_end)
 }
 
-/// A member of the decided list whose node runs or may still be started.
+/// Returns whether the member is on a living host and its node runs, or may still be started with
+/// list `h`.
 fn can_run(world: &World, key: KeyId, h: Hash) -> bool {
     let has_key = |host: &&std::sync::Arc<Host>| {
         host.alive && host.journal.as_ref().is_some_and(|journal| journal.key == key)

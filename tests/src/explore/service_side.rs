@@ -1,4 +1,4 @@
-//! What happens at the service: transactions, processes, the database.
+//! Steps of the service: transactions, messages that arrive, and deadlines.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use crate::explore::processes::{look, may_decide};
 use crate::explore::properties::{self, Violation};
 use crate::explore::world::{DAY, NOW, PASSED, World, normalise};
 
-/// One transaction of the process that serves. It freezes, decides and ends nothing that its ledger
-/// speaks against, nor anything before that has all that the database has: it looks anew then, and
-/// tries once more.
+/// Runs one transaction of the serving process. It freezes, commits or ends nothing while the ledger
+/// is behind the database or contradicts the decision. In that case the process looks at the
+/// database again, and retries once.
 pub(super) fn serve(
     world: &mut World,
     config: &Config,
@@ -43,7 +43,7 @@ pub(super) fn serve(
     Ok(Outcome { answer, changed: false, changes, committed: None, alarms })
 }
 
-/// One transaction that asks no ledger.
+/// Runs one transaction without checking a ledger.
 pub(super) fn transact(
     world: &mut World,
     config: &Config,
@@ -54,7 +54,8 @@ pub(super) fn transact(
     Ok(outcome)
 }
 
-/// The production code's step on the row, which hears first what became of its database.
+/// Runs the production code's step on the row. If the database has changed or settled, the row
+/// processes that event first.
 fn step(world: &World, config: &Config, event: Event) -> Result<(Cluster, Outcome), Violation> {
     let before = &world.database.cluster;
     let mut cluster = before.clone();
@@ -83,7 +84,7 @@ fn step(world: &World, config: &Config, event: Event) -> Result<(Cluster, Outcom
     Ok((cluster, outcome))
 }
 
-/// Writes down what a transaction has made of the row, and what everybody can know from it.
+/// Stores the row that a transaction has produced, and adds what anyone can now know to `Said`.
 fn save(world: &mut World, config: &Config, mut cluster: Cluster, outcome: &Outcome) {
     normalise(&mut cluster, config);
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
@@ -108,7 +109,7 @@ fn save(world: &mut World, config: &Config, mut cluster: Cluster, outcome: &Outc
     }
 }
 
-/// Changes the row as time does, then looks at it unless nobody does yet.
+/// Changes the row as passing time does. If `look` is true, a transaction then processes it.
 fn let_pass(
     world: &mut World,
     config: &Config,
@@ -122,7 +123,7 @@ fn let_pass(
     Ok(())
 }
 
-/// The agent with this journal polls, or redeems if it isn't known.
+/// Lets the agent with this journal poll, or redeem its token if the database doesn't know it.
 pub(super) fn speak(
     world: &mut World,
     config: &Config,
@@ -148,13 +149,14 @@ pub(super) fn speak(
     serve(world, config, event)
 }
 
-/// Two hosts with one journal (a copy) have two nonces; a host that is no more had its own.
+/// Returns the nonce of a journal's session. Two hosts with equal journals, one of them a copy, have
+/// different nonces. A host that no longer exists has its own one.
 pub(super) fn nonce_of(world: &World, journal: &Journal) -> u128 {
     let at = world.hosts.iter().position(|host| host.journal.as_ref() == Some(journal));
     u128::from(journal.boot) << 32 | at.unwrap_or(host_of(journal.key)) as u128
 }
 
-/// An ack arrives.
+/// Delivers an ack to the service.
 pub(super) fn deliver_ack(
     world: &mut World,
     config: &Config,
@@ -165,7 +167,7 @@ pub(super) fn deliver_ack(
     serve(world, config, Event::Ack { key, epoch, h, jws: Arc::from("") })
 }
 
-/// A release arrives.
+/// Delivers a release to the service.
 pub(super) fn deliver_release(
     world: &mut World,
     config: &Config,
@@ -177,7 +179,7 @@ pub(super) fn deliver_release(
     Ok(())
 }
 
-/// A lease has lapsed.
+/// Lets a lease lapse.
 pub(super) fn lapse(world: &mut World, config: &Config, key: KeyId) -> Result<(), Violation> {
     let_pass(world, config, !config.quiet_lapses, |cluster| {
         if let Some(agent) = cluster.agents.get_mut(&key) {
@@ -186,7 +188,7 @@ pub(super) fn lapse(world: &mut World, config: &Config, key: KeyId) -> Result<()
     })
 }
 
-/// The frozen list's time is over.
+/// Lets the frozen list time out.
 pub(super) fn time_out(world: &mut World, config: &Config) -> Result<(), Violation> {
     let_pass(world, config, true, |cluster| {
         if let Some(frozen) = &mut cluster.frozen {
@@ -195,7 +197,7 @@ pub(super) fn time_out(world: &mut World, config: &Config) -> Result<(), Violati
     })
 }
 
-/// A hold-back is over.
+/// Ends an agent's hold-back.
 pub(super) fn hold_over(world: &mut World, config: &Config, key: KeyId) -> Result<(), Violation> {
     let_pass(world, config, true, |cluster| {
         if let Some(agent) = cluster.agents.get_mut(&key) {
@@ -204,12 +206,12 @@ pub(super) fn hold_over(world: &mut World, config: &Config, key: KeyId) -> Resul
     })
 }
 
-/// The deadline passes.
+/// Lets the cluster's deadline pass.
 pub(super) fn expire(world: &mut World, config: &Config) -> Result<(), Violation> {
     let_pass(world, config, true, |cluster| cluster.deadline = PASSED)
 }
 
-/// An owner accepts the database as it is: the process that is asked puts its own ledger back first.
+/// Accepts the database as it is. The serving process puts its own ledger back first.
 pub(super) fn accept(world: &mut World, config: &Config) -> Result<(), Violation> {
     look(world, config, world.serving)?;
     let event = Event::DatabaseAccepted { by: String::new() };

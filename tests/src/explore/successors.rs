@@ -1,4 +1,4 @@
-//! One state's judgement and what can follow it: what both searches do at each state.
+//! Work of both searches at each state: checking it and computing its successors.
 
 use crate::explore::actions::{Action, enumerate};
 use crate::explore::apply::apply;
@@ -8,17 +8,15 @@ use crate::explore::road;
 use crate::explore::search::{Search, Tally};
 use crate::explore::world::World;
 
-/// A state and what stands for it.
+/// A state and its fingerprint.
 #[derive(Clone, Debug)]
 pub(super) struct State {
-    /// Itself.
     pub world: World,
-    /// Its fingerprint.
     pub print: Fingerprint,
 }
 
 impl State {
-    /// `world`, with its fingerprint.
+    /// Computes the fingerprint of `world`.
     #[must_use]
     pub(super) fn of(world: World, search: &Search<'_>) -> State {
         let print = fingerprint(&world, search.config);
@@ -26,11 +24,11 @@ impl State {
     }
 }
 
-/// Walks the road from `state` if it is its turn, and says what can happen next in it: nothing
-/// beyond the bound of epochs.
+/// Walks the road from `state` if its fingerprint selects it, and returns the actions that are
+/// possible. A state beyond the epoch bound has none.
 ///
 /// # Errors
-/// The part of property 7 that doesn't hold.
+/// Returns a violation of property 7.
 pub(super) fn arrive(
     search: &Search<'_>,
     state: &State,
@@ -49,10 +47,10 @@ pub(super) fn arrive(
     Ok(enumerate(&state.world, config))
 }
 
-/// Takes one step; none if the state that it leads to was seen before.
+/// Takes one step. Returns `None` if the state it leads to was visited before.
 ///
 /// # Errors
-/// The property that the step violates.
+/// Returns the property that the step violates.
 pub(super) fn take(
     search: &Search<'_>,
     state: &State,
@@ -65,7 +63,8 @@ pub(super) fn take(
     }
     tally.steps += 1;
     let next = State::of(world, search);
-    // A fault that has changed nothing: with it still to come everything can follow as well.
+    // A fault without effect: the state before it still has that fault left, so all that follows is
+    // explored from there.
     let idle = search.config.reduced && next.print.without_faults == state.print.without_faults;
     if idle || !search.visited.insert(next.print.whole) {
         return Ok(None);

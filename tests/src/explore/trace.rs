@@ -1,4 +1,4 @@
-//! A path in words.
+//! Description of a path in words, for reports.
 
 use crate::explore::actions::enumerate;
 use crate::explore::apply::apply;
@@ -6,8 +6,8 @@ use crate::explore::config::Config;
 use crate::explore::road;
 use crate::explore::world::World;
 
-/// The steps of `path` from `start`, each one the number of an action among those that are possible
-/// there.
+/// Describes the steps of `path` from `start`. Each element is an index among the actions that are
+/// possible in that state.
 #[must_use]
 pub(super) fn transcript(config: &Config, start: &World, path: &[u16]) -> Vec<String> {
     let mut world = start.clone();
@@ -34,7 +34,7 @@ pub(super) fn transcript(config: &Config, start: &World, path: &[u16]) -> Vec<St
     lines
 }
 
-/// What of the service's state the step has changed, for a reader.
+/// Returns the change of the cluster's phase and epoch in a step; empty if there is none.
 fn shows(before: &World, after: &World) -> String {
     let state = |world: &World| {
         let cluster = &world.database.cluster;

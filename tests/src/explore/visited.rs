@@ -1,18 +1,18 @@
-//! The set of states that were seen, as fingerprints of 80 bits: 16 say which of 65,536 tables, 64
-//! are stored. Tables grow one at a time and by a quarter, so that memory never doubles at once:
-//! about 11 bytes for each state.
+//! The set of visited states, as fingerprints of 80 bits. 16 bits select one of 65,536 tables, and
+//! 64 bits are stored. Tables grow one at a time, by a quarter, so memory never doubles at once. A
+//! state takes about 11 bytes.
 //!
-//! Two states with one fingerprint would be taken for one, and what only the second leads to would
-//! be missed. Among n states the chance that this happens anywhere is below n² / 2⁸¹: one in ten
-//! million for half a billion states, one in 200 million for a hundred million.
+//! Two states with equal fingerprints count as one, and states that only the second leads to would
+//! be missed. Among n states the probability of such a collision is below n² / 2⁸¹. That is one in
+//! ten million for half a billion states, and one in 200 million for a hundred million.
 
 use std::sync::{Mutex, PoisonError};
 
 const TABLES: usize = 1 << 16;
-/// A table's first size. All of them together take 4 MiB.
+/// Number of slots in a new table. All tables of this size together take 4 MiB.
 const FIRST: usize = 8;
 
-/// A set of fingerprints that two threads can add to.
+/// A concurrent set of fingerprints.
 #[derive(Debug)]
 pub(super) struct Visited {
     tables: Vec<Mutex<Table>>,
@@ -20,7 +20,8 @@ pub(super) struct Visited {
 
 #[derive(Debug)]
 struct Table {
-    /// 0 is an empty slot: no fingerprint is 0 in practice, and one would only be seen twice.
+    /// Stored words; 0 means an empty slot. A state whose word is 0 would only be visited twice,
+    /// and none is expected.
     slots: Box<[u64]>,
     used: usize,
 }
@@ -33,10 +34,11 @@ impl Default for Visited {
 }
 
 impl Visited {
-    /// Adds `fingerprint`; false if it was there.
+    /// Adds `fingerprint`. Returns false if it was in the set.
     pub(super) fn insert(&self, fingerprint: u128) -> bool {
         let table = (fingerprint >> 112) as usize % TABLES;
-        // A thread that panicked has not left a table half changed in a way that matters here.
+        // A table stays usable after a panic: a change left unfinished can at most lose a
+        // fingerprint.
         let mut table = self.tables[table].lock().unwrap_or_else(PoisonError::into_inner);
         if (table.used + 1) * 8 > table.slots.len() * 7 {
             table.grow();
