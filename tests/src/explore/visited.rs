@@ -37,8 +37,8 @@ impl Visited {
     /// Adds `fingerprint`. Returns false if it was in the set.
     pub(super) fn insert(&self, fingerprint: u128) -> bool {
         let table = (fingerprint >> 112) as usize % TABLES;
-        // A table stays usable after a panic: a change left unfinished can at most lose a
-        // fingerprint.
+        // A table stays usable after a panic: a change that was left unfinished can at most lose
+        // fingerprints.
         let mut table = self.tables[table].lock().unwrap_or_else(PoisonError::into_inner);
         if (table.used + 1) * 8 > table.slots.len() * 7 {
             table.grow();

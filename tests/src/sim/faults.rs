@@ -1,5 +1,5 @@
-//! Faults, some at random and some that aim: at the moments and states in which the rare things
-//! happen; and their end.
+//! Faults of the simulation, and their end. Some happen at random, and some aim at the moments and
+//! states in which rare things happen.
 
 use muster_node::disk::simulated::{Failure, Fault, Operation};
 use muster_node::driver::Notice;
@@ -13,37 +13,37 @@ use super::ports::Sent;
 use super::streams::Stream;
 use super::world::{Event, World};
 
-/// How often it is looked whether a member that was cut off has been left behind.
+/// Virtual microseconds between two checks whether a member that was cut off has been left behind.
 const LOOK: u64 = 20_000;
 
-/// A member is cut off this long at most.
+/// Maximum virtual microseconds for which a member is cut off.
 const LONGEST_CUT: u64 = 800_000;
 
-/// A disk that is almost full has less than this: twice a segment of the log.
+/// Upper bound of the free space on a disk that is almost full, in bytes: two segments of the log.
 const LITTLE_SPACE: u64 = 2 * SEGMENT_BYTES;
 
-/// A fault that comes again and again.
+/// A fault that recurs throughout a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
-    /// Some members can't hear each other.
+    /// A partition, or the end of one.
     Partition,
     /// A member loses its power or its process.
     Crash,
     /// All members lose power at about the same time.
     PowerCut,
-    /// A disk fails or is full.
+    /// One of a disk's next operations fails or finds the disk full.
     Disk,
-    /// A member stands still.
+    /// A member pauses.
     Pause,
-    /// A leader is asked to hand over.
+    /// A member is asked to transfer its leadership.
     Transfer,
     /// A leader is cut off.
     Depose,
     /// A member is cut off until the log has gone on without it.
     CutOff,
-    /// A disk is almost full, for a while.
+    /// A disk is almost full for a while.
     LittleSpace,
-    /// A machine forgets what it was.
+    /// A machine loses what its member has promised.
     Amnesia,
 }
 
@@ -105,7 +105,8 @@ impl World {
             }
             Trouble::Disk => self.fail_a_disk(),
             Trouble::Pause => {
-                // Often the leader: another one follows it while it still takes itself for one.
+                // Often pick the leader: another member then takes over while the paused one still
+                // considers itself leader.
                 let leader = if self.rng.chance(500) { self.leader(0) } else { None };
                 let id = leader.unwrap_or_else(|| self.any_machine());
                 let until = self.now + self.rng.range(20_000, 500_000);
@@ -123,7 +124,7 @@ impl World {
                 self.after(long, Event::SpaceBack { node: id });
             }
             Trouble::Amnesia => return self.forget_something(),
-            // One at a time: two of three would leave nobody to go on.
+            // Only one member is cut off at a time: without two of three there would be no quorum.
             Trouble::Depose | Trouble::CutOff if self.network.is_anybody_alone() => {}
             Trouble::Depose | Trouble::CutOff => {
                 let deposed = trouble == Trouble::Depose;
@@ -138,7 +139,7 @@ impl World {
         Ok(())
     }
 
-    /// Who leads, other than `not`.
+    /// Returns a machine whose member leads, other than `not`.
     pub(super) fn leader(&self, not: u64) -> Option<u64> {
         let leads = |node: &&Node| {
             let role = node.live.as_ref().map(|live| live.core.driver().leadership().0);
@@ -147,8 +148,8 @@ impl World {
         self.nodes.iter().find(leads).map(|node| node.id)
     }
 
-    /// A member that was cut off is heard again: at `until`, or once the log has gone on without it,
-    /// or another member leads.
+    /// Ends a member's isolation: at `until`, or earlier. A deposed leader rejoins once another
+    /// member leads, any other member once the log has gone on without it.
     pub(super) fn rejoin(&mut self, id: u64, deposed: bool, until: u64) {
         let last = self.node(id).live.as_ref().map(|live| live.core.driver().status().last);
         let has_compacted = |node: &Node| {
@@ -167,7 +168,7 @@ impl World {
         }
     }
 
-    /// Power fails while the log writes.
+    /// Cuts the power if the log is writing.
     pub(super) fn cut_a_write(&mut self, id: u64, life: u64) {
         let writes = self.live(id, life).is_some_and(|live| live.log_group.is_some());
         if writes && !self.calm {
@@ -175,8 +176,8 @@ impl World {
         }
     }
 
-    /// Power fails soon after a member has acknowledged something, or in the middle of taking over
-    /// a snapshot.
+    /// May cut the power soon after a member has sent an acknowledgement, or during a snapshot's
+    /// installation.
     pub(super) fn aim(&mut self, id: u64, sent: &Sent) {
         if self.calm {
             return;
@@ -208,7 +209,7 @@ impl World {
             }
             Down::DiskFailed => {
                 self.report.disk_failures += 1;
-                // The process ends; the kernel keeps what it believes to be on the medium.
+                // Only the process ends: the kernel keeps what it takes for written.
                 let process_only = self.rng.chance(700);
                 self.take_down(id, process_only);
                 Ok(())
@@ -216,7 +217,7 @@ impl World {
         }
     }
 
-    /// Somebody loses power now, or in the middle of one of the next operations of its disk.
+    /// Cuts a machine's power now, or during one of its disk's next operations.
     pub(super) fn crash_one(&mut self) {
         let writes = |node: &&Node| node.live.as_ref().is_some_and(Live::may_tear);
         let writing = self.nodes.iter().find(writes).map(|node| node.id);
@@ -233,7 +234,7 @@ impl World {
         }
     }
 
-    /// One of the next operations of somebody's disk fails, or finds it full.
+    /// Makes one of the next operations of some disk fail, or find the disk full.
     pub(super) fn fail_a_disk(&mut self) {
         let id = self.any_machine();
         let operations = [
@@ -289,7 +290,7 @@ impl World {
             node.paused_until = now;
             let armed = node.live.is_some();
             if armed {
-                // A power cut that is still to come comes now.
+                // A power cut that was scheduled on the disk happens now instead.
                 self.take_down(id, false);
             }
             let disk = &self.node(id).disk;

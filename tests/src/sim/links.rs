@@ -1,6 +1,5 @@
-//! The streams between members, as the transport tells of them: they come up some time after both
-//! ends can hear each other, and break some time after they can't; and the snapshots that travel
-//! beside the messages.
+//! Streams between members, as the transport reports them, and the snapshots sent beside the messages. A
+//! stream connects some time after both ends can reach each other. It breaks some time after they can't.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +14,7 @@ use super::Violation;
 use super::node::{Link, run_of};
 use super::world::{Event, World, place};
 
-/// A snapshot's way: from which machine, which life of it, and the body.
+/// A snapshot under way: its body, and the machine and process that sent it.
 #[derive(Clone, Debug)]
 pub(super) struct Transfer {
     pub from: u64,
@@ -23,19 +22,19 @@ pub(super) struct Transfer {
     pub body: Bytes,
 }
 
-/// Why a member doesn't take a stream.
+/// Reason why a member refuses a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// The other one was removed.
+    /// The other member was removed.
     Removed,
-    /// The other one isn't what its member was.
+    /// The other process isn't the member that it claims to be: it has lost what that member promised.
     Disowned,
-    /// It doesn't know the other one, which may come again.
+    /// The other member isn't known, or its earlier process still lives. It may try again.
     Unknown,
 }
 
 impl World {
-    /// A member looks after its streams.
+    /// Maintains a member's streams: ends obsolete ones and tries to connect missing ones.
     pub(super) fn dial(&mut self, id: u64, life: u64) -> Result<(), Violation> {
         let Some(live) = self.live(id, life) else { return Ok(()) };
         let links = live.connected.clone();
@@ -61,7 +60,7 @@ impl World {
                 there.is_some_and(|there| (there.id, there.life) == (link.machine, link.life))
             });
             if is_paused && stands {
-                // Its kernel takes what is sent, and it reads that when it goes on.
+                // The peer's kernel accepts what is sent, and the peer reads it after its pause.
                 continue;
             }
             let there = there.map(|node| node.id).filter(|_| !is_paused);
@@ -79,14 +78,14 @@ impl World {
         self.housekeeping(id, life)
     }
 
-    /// A process dials whoever is there, whom it takes for `peer`.
+    /// Connects a process to the machine `there`, which it takes for `peer`.
     fn meet(&mut self, id: u64, there: u64, peer: u64) -> Result<(), Violation> {
         let (life, other) = (self.node(id).life, &self.nodes[place(there)]);
         if other.member != peer || self.nodes[place(id)].live.is_none() {
             return self.set_stream(id, peer, None);
         }
         let link = Link { machine: there, life: other.life, since: self.now };
-        // A refusal counts only from whom one would take a stream oneself.
+        // A refusal counts only if this process would accept a stream from the other one.
         if self.admits(id, there).is_err() {
             return self.set_stream(id, peer, None);
         }
@@ -100,7 +99,7 @@ impl World {
                 self.set_stream(id, peer, None)?;
                 let table = self.nodes[place(id)].members();
                 let is_own = |view: &View| view.members().member(MemberId(peer)).is_some();
-                // Who is a member on others' word only has no say in that.
+                // A process that only other members name as a member can't decide this.
                 match refused {
                     _ if !table.is_some_and(|view| is_own(&view)) => {}
                     Refused::Removed if !self.ends_at_word_of(id, peer) => {}
@@ -119,7 +118,7 @@ impl World {
         }
     }
 
-    /// As production has it.
+    /// Returns whether a member ends when `peer` says that it was removed, by the production rule.
     fn ends_at_word_of(&self, id: u64, peer: u64) -> bool {
         self.nodes[place(id)].live.as_ref().is_none_or(|live| {
             let driver = live.core.driver();
@@ -127,8 +126,8 @@ impl World {
         })
     }
 
-    /// Whether the process at `at` takes a stream from the machine `id`, by what its members are and
-    /// by what it remembers.
+    /// Returns whether the process on `at` accepts a stream from machine `id`. It decides by its member
+    /// table and by what it remembers of its peers' promises.
     pub(super) fn admits(&mut self, at: u64, id: u64) -> Result<(), Refused> {
         let guards = self.options.guards;
         let from = &self.nodes[place(id)];
@@ -144,7 +143,8 @@ impl World {
         if !is_bound && guards.same_incarnation() {
             return Err(Refused::Disowned);
         }
-        // Whether a process that another one wants to replace is alive is seen by its answers.
+        // In production, the answers of a process show whether it is alive when another one wants to
+        // replace it.
         let before = live.connected.get(&member.0).filter(|link| {
             let before = &self.nodes[place(link.machine)];
             link.machine != id && before.life == link.life && before.live.is_some()
@@ -165,8 +165,8 @@ impl World {
         }
     }
 
-    /// A process tells another one what it knows of all, what it has promised itself, and who the members
-    /// are.
+    /// Sends a peer this process's knowledge: what it remembers of all promises, what it has promised
+    /// itself, and its member table.
     fn tell(&mut self, id: u64, there: u64) {
         let node = &self.nodes[place(id)];
         let Some(live) = &node.live else { return };
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    /// A message has arrived: what it promises is remembered, a vote before it counts.
+    /// Records what an arrived message promises. A vote is written before it may count.
     pub(super) fn note_promise(&mut self, to: u64, message: &Message) {
         let Some(promise) = Promise::of(message) else { return };
         let node = self.node(to);
@@ -198,7 +198,8 @@ impl World {
         }
     }
 
-    /// Now and then what is remembered is written; streams to whom is known better by now end.
+    /// Writes remembered promises now and then, and ends streams to processes that have since been
+    /// recognised as copies.
     fn look_after_witness(&mut self, id: u64) -> Result<(), Violation> {
         let guards = self.options.guards;
         let writes = self.rng.chance(100);
@@ -222,7 +223,8 @@ impl World {
         Ok(())
     }
 
-    /// Who has forgotten what it promised must not find a quorum that takes it for its member.
+    /// Checks that a process which has lost its member's promises has no quorum that accepts it as that
+    /// member.
     fn check_forgotten(&self, id: u64) -> Result<(), Violation> {
         let node = &self.nodes[place(id)];
         let Some(live) = node.live.as_ref().filter(|_| node.is_lost) else { return Ok(()) };
@@ -235,7 +237,7 @@ impl World {
         Err(Violation::new("who has forgotten doesn't act", what))
     }
 
-    /// Who has forgotten nothing is never refused for it.
+    /// Checks that a process is only disowned if its member has lost promises on some machine.
     fn check_is_lost(&self, id: u64, by: u64) -> Result<(), Violation> {
         let member = self.nodes[place(id)].member;
         if self.nodes.iter().any(|node| node.member == member && node.is_lost) {
@@ -245,7 +247,8 @@ impl World {
         Err(Violation::new("who is well is taken for what it is", what))
     }
 
-    /// A peer will never take a process for its member again. As many as leave no quorum end it.
+    /// Records that a peer will never accept this process as its member. The process ends once too few
+    /// peers for a quorum are left.
     fn disowned(&mut self, id: u64, life: u64, by: u64) -> Result<(), Violation> {
         let Some(live) = self.live(id, life) else { return Ok(()) };
         live.disowned_by.insert(by);
@@ -261,7 +264,7 @@ impl World {
         Ok(())
     }
 
-    /// From now on a member has a stream to that process of a peer, or none.
+    /// Sets the stream of a member to a peer: to this process of it, or to none.
     pub(super) fn set_stream(
         &mut self,
         id: u64,
@@ -302,8 +305,8 @@ impl World {
         self.after(delay, event);
     }
 
-    /// A snapshot has arrived whole. Whether it is wanted is asked before its body is received, in
-    /// production; a body that isn't was sent in vain.
+    /// Receives a snapshot with its body. Production asks whether the snapshot is wanted before it
+    /// receives the body. Here the body has been sent in vain if it isn't.
     pub(super) fn receive_snapshot(
         &mut self,
         to: u64,
@@ -331,7 +334,7 @@ impl World {
         self.wake(to)
     }
 
-    /// A received snapshot is part of a member's state now, or never will be: its sender is told.
+    /// Reports to the sender whether a received snapshot was installed.
     pub(super) fn transfer_ended(&mut self, id: u64, body: &Path, installed: bool) {
         let Some(live) = &mut self.node(id).live else { return };
         let Some((node, life)) = live.transfers.remove(body) else { return };
@@ -341,7 +344,7 @@ impl World {
         self.after(delay, Event::SnapshotReport { node, life, peer, arrived });
     }
 
-    /// A process ends; what it was receiving breaks off.
+    /// Breaks off all snapshots that a process was receiving, because it ends.
     pub(super) fn break_transfers(&mut self, id: u64) {
         let transfers = self.node(id).live.as_mut().map(|live| std::mem::take(&mut live.transfers));
         for (_, (node, life)) in transfers.into_iter().flatten() {

@@ -1,9 +1,9 @@
-//! Which machine is which member, who counts at the end, and how a new member begins: with the whole
-//! state of one that knows it.
+//! Members and machines: which machine is which member, which members count at the end, and how a new
+//! member joins with the whole state of another one.
 //!
-//! A machine whose member was given another address moves there: from then on nobody finds it at the old
-//! one. Members that were away are told by those that they know where the others are, and who has come.
-//! One whose every acquaintance has been removed meanwhile has to be replaced
+//! A machine whose member was given another address moves there, and nobody finds it at the old one any
+//! more. Members that were unreachable learn from the members they know where the others are, and who
+//! has joined. If all members that one knows have been removed meanwhile, it has to be replaced
 //! ([`World::give_up_the_stranded`]).
 
 use bytes::Bytes;
@@ -23,15 +23,15 @@ use super::node::Node;
 use super::plan::Plan;
 use super::world::{Event, World, place};
 
-/// A removed member's supervisor starts it again so often.
+/// Number of times that a removed member's supervisor starts it again.
 const ZOMBIE_STARTS: u64 = 12;
 
-/// Where a machine is reached after so many moves.
+/// Returns the address of a machine after this number of moves.
 pub(super) fn url(machine: u64, moves: u64) -> String {
     format!("http://m{machine}-{moves}:2380")
 }
 
-/// Whom every store begins with: machines and members have the same numbers.
+/// Returns the members that every store begins with. Their ids equal the numbers of their machines.
 pub(super) fn first_members(plan: &Plan) -> Vec<Member> {
     let member = |id| Member {
         id: MemberId(id),
@@ -48,18 +48,19 @@ pub(super) fn first_members(plan: &Plan) -> Vec<Member> {
     (1..=plan.members).map(member).collect()
 }
 
-/// That of a machine that has never been wiped.
+/// Returns the incarnation of a machine that was never wiped.
 pub(super) fn first_incarnation(machine: u64) -> u128 {
     u128::from(machine) << 64 | 0xfeed
 }
 
 impl World {
-    /// The members, as the most advanced store has them.
+    /// Returns the member table of the most advanced store.
     pub(super) fn table(&self) -> &MemberTable {
         &self.latest.1
     }
 
-    /// Looks whether a store is the most advanced one.
+    /// Checks a store's member table against the model's, and remembers it if the store is the most
+    /// advanced one.
     pub(super) fn note_members(&mut self, id: u64) -> Result<(), Violation> {
         let Some(live) = &self.nodes[place(id)].live else { return Ok(()) };
         let view = live.store.view();
@@ -68,7 +69,7 @@ impl World {
         if at > self.latest.0 {
             if self.latest.1 != *view.members() {
                 self.led_since = self.now;
-                // Who was asked may be a member no longer.
+                // The asked member may have been removed, so no answer is guaranteed.
                 let operating = self.clients.iter_mut().filter_map(|one| one.operating.as_mut());
                 operating.for_each(|operating| operating.must_end = false);
                 self.latest.1 = view.members().clone();
@@ -82,7 +83,7 @@ impl World {
         Ok(())
     }
 
-    /// Machines whose members were given another address, and which.
+    /// Returns the machines whose member was given another address, and that address.
     fn movers(&self) -> Vec<(u64, String)> {
         let address = |node: &Node| {
             let member = self.table().member(MemberId(node.member))?;
@@ -92,7 +93,7 @@ impl World {
         self.nodes.iter().filter_map(address).collect()
     }
 
-    /// A machine is started again at the address that its member was given.
+    /// Restarts a machine at the address that its member was given.
     pub(super) fn move_machine(&mut self, id: u64) -> Result<(), Violation> {
         let Some((_, url)) = self.movers().into_iter().find(|(mover, _)| *mover == id) else {
             return Ok(());
@@ -107,7 +108,7 @@ impl World {
         if self.calm { self.start(id) } else { Ok(()) }
     }
 
-    /// The machines of members that can still speak for them.
+    /// Returns the machines that can still act for a present member.
     pub(super) fn counted(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter().filter(|node| self.counts(node))
     }
@@ -116,12 +117,12 @@ impl World {
         !node.is_lost && self.table().member(MemberId(node.member)).is_some()
     }
 
-    /// Whether a member votes, as far as is known.
+    /// Returns whether a machine's member votes, as far as is known.
     pub(super) fn votes(&self, node: &Node) -> bool {
         self.counts(node) && !self.table().is_learner(MemberId(node.member))
     }
 
-    /// A new machine, which waits to be let in.
+    /// Adds a new machine, which is no member yet.
     pub(super) fn new_machine(&mut self) -> u64 {
         let id = self.nodes.len() as u64 + 1;
         let drift = if self.plan.drift > 0 { self.rng.range(0, self.plan.drift) } else { 0 };
@@ -132,7 +133,7 @@ impl World {
         id
     }
 
-    /// A new member asks who it is, and fetches the whole state from somebody who knows it.
+    /// Lets a new member look up its id, and fetch the whole state from a member that knows it.
     pub(super) fn join(&mut self, id: u64) -> Result<(), Violation> {
         let again = self.rng.range(10_000, 60_000);
         let joiner = &self.nodes[place(id)];
@@ -176,7 +177,7 @@ impl World {
         Ok(())
     }
 
-    /// The whole state has arrived: store and log begin with it.
+    /// Creates the new member's store and log from the state that has arrived, and starts it.
     pub(super) fn state_arrives(
         &mut self,
         id: u64,
@@ -196,8 +197,8 @@ impl World {
         }
     }
 
-    /// A member learns that it was removed: its tombstone is written, its process ends, and is
-    /// started again by whoever looks after it.
+    /// Handles a member's discovery that it was removed: it writes its tombstone and its process ends.
+    /// Its supervisor will start it again.
     pub(super) fn bury(&mut self, id: u64) -> Result<(), Violation> {
         let node = self.node(id);
         node.papers.tombstone = true;
@@ -211,7 +212,7 @@ impl World {
         Ok(())
     }
 
-    /// The process was told that it is removed.
+    /// Handles a peer's message that this process's member was removed.
     pub(super) fn told_removed(&mut self, id: u64, life: u64) -> Result<(), Violation> {
         if self.live(id, life).is_none() {
             return Ok(());
@@ -219,7 +220,7 @@ impl World {
         self.bury(id)
     }
 
-    /// The process has applied its removal. It ends, unless others may need it.
+    /// Ends a process that has applied its own removal, unless other members may still need it.
     pub(super) fn leave(&mut self, id: u64, life: u64) -> Result<(), Violation> {
         let Some(live) = self.live(id, life) else { return Ok(()) };
         if live.core.driver().has_left() {
@@ -230,7 +231,7 @@ impl World {
         Ok(())
     }
 
-    /// A removed member's process ends as soon as it has begun.
+    /// Ends the process of a removed member right after its start.
     pub(super) fn does_not_start(&mut self, id: u64) {
         self.report.refused_starts += 1;
         let node = self.node(id);
@@ -241,8 +242,8 @@ impl World {
         }
     }
 
-    /// A member that has started for the first time says its name, and whoever leads sees to those
-    /// who wait for their vote.
+    /// Publishes a member's name after its first start. If it leads, it also promotes a learner that
+    /// waits for its vote.
     pub(super) fn housekeeping(&mut self, id: u64, life: u64) -> Result<(), Violation> {
         let Some(live) = self.live(id, life) else { return Ok(()) };
         let view = live.store.view();
@@ -262,7 +263,7 @@ impl World {
             let data = command::encode(request, command::member(), Operation::PublishMember(said));
             let proposal = Proposal { id: RequestId(request), kind: EntryKind::Normal, data };
             if let Some(live) = self.live(id, life) {
-                // If it finds no room, another one comes.
+                // If the queue is full, a later call proposes it again.
                 let _ = live.mail.propose(proposal);
             }
             self.wake(id)?;
@@ -273,8 +274,8 @@ impl World {
         Ok(())
     }
 
-    /// After the faults an operator gives up who knows nobody any more that is still a member: nobody
-    /// is left who could tell it of the others.
+    /// Gives up a member that knows no present member any more, as an operator would after the faults.
+    /// Nobody is left that could tell it about the others.
     pub(super) fn give_up_the_stranded(&mut self) {
         self.after(200_000, Event::GiveUp);
         let leader = self.leader(0);
@@ -295,7 +296,7 @@ impl World {
         }
     }
 
-    /// At the end, all stores have the same members, and the same removed ones.
+    /// Checks at the end that all stores have the same members and the same removed members.
     pub(super) fn equal_members(&self) -> Result<(), Violation> {
         let mut views = self.counted().filter_map(|node| {
             let live = node.live.as_ref()?;
@@ -311,11 +312,12 @@ impl World {
         }
     }
 
-    /// What a process has applied, once its core knows of it: consensus counts with the table's.
+    /// Checks that consensus uses the members of the store's table, once the core knows what was
+    /// applied.
     pub(super) fn compare_members(&self, id: u64) -> Result<(), Violation> {
         let Some(live) = &self.nodes[place(id)].live else { return Ok(()) };
         let driver = live.core.driver();
-        // With a snapshot on its way in, consensus has its members before the store does.
+        // During a snapshot's installation, consensus has the new members before the store does.
         let even = driver.positions().0 == live.applier.machine().applied();
         if !even || live.written.installing {
             return Ok(());
@@ -323,7 +325,8 @@ impl World {
         configurations::counted(id, driver.members(), live.store.view().members())
     }
 
-    /// The first to apply an entry shows it to the model.
+    /// Applies an entry to the model when the first member applies it, and checks the resulting leases
+    /// and members.
     pub(super) fn applied_by_the_model(&mut self, entry: &Committed) -> Result<(), Violation> {
         let model = &mut self.invariants.stores.model;
         let changed_members = model.apply(entry);
@@ -340,7 +343,7 @@ impl World {
         }
     }
 
-    /// A leader's log takes changes of members; those of its own term it proposes.
+    /// Checks each membership change that a leader of the present term writes to its log.
     pub(super) fn check_changes(&mut self, id: u64, changes: &[Entry]) -> Result<(), Violation> {
         let node = &self.nodes[place(id)];
         let Some(live) = &node.live else { return Ok(()) };

@@ -1,37 +1,47 @@
-//! The seeded simulation of the node: members, network, disks and clients in one thread.
+//! Seeded simulation of the node: members, network, disks and clients in one thread.
 //!
-//! What runs is the production code: everything in [`muster_node::driver`] but its threads (the core's
-//! mail and rounds, the log's groups, the machine's turns, the bodies of snapshots), with small bounds,
-//! and the real store (mvcc over `redb`) over a simulated disk. When each of them runs, and
-//! everything around them, is decided by one seed: message loss, duplication, delay and reordering, partitions in one or both
-//! directions, crashes at any operation of the disk with unsynced sectors lost or torn, disks that
-//! fail or are full at any operation, restarts, pauses, and clocks that run at different speeds. Some
-//! faults aim (`faults`): at a leader, at who has just acknowledged something, at the middle of a
-//! write or of a snapshot's installation; a member is cut off until the log has gone on without it.
+//! The simulation runs production code:
+//! - Everything in [`muster_node::driver`] except its threads, with small bounds: the core's mail and rounds,
+//!   the log's groups, the machine's turns, and snapshot bodies.
+//! - The real store (mvcc over `redb`), over a simulated disk.
 //!
-//! In half of the histories there are users and roles, which change while requests are on their way,
-//! and clients ask as this user or that one, by name or with a token.
+//! One seed decides when each of them runs, and everything around them:
+//! - Messages are lost, duplicated, delayed and reordered. Partitions cut one or both directions.
+//! - Processes crash at any disk operation, and unsynced sectors are lost or torn.
+//! - Disks fail or are full at any operation.
+//! - Members restart and pause, and their clocks run at different speeds.
+//! - Some faults aim (`faults`). They hit a leader, a member that has just sent an acknowledgement, or the
+//!   middle of a write or a snapshot installation. A member may be cut off until the log has gone on without
+//!   it.
 //!
-//! In a quarter of the histories some clients do what Kubernetes' API servers do: they keep copies of
-//! prefixes by lists and watches (`copies`), change what these show, and race for who compacts.
+//! In half of the histories there are users and roles. They change while requests are under way, and clients
+//! authenticate as different users, by name or with a token.
 //!
-//! In half of the histories the members change: operators add, promote, move and remove them, at any
-//! member, several at once, by what production judges and makes of it; new machines join with the whole
-//! state of a member; removed ones are started again and again; some machines forget what they were.
+//! In a quarter of the histories some clients behave as Kubernetes' API servers do. They keep copies of
+//! prefixes by lists and watches (`copies`), change keys as their copies show them, and race for the right to
+//! compact.
 //!
-//! After every step the invariants are checked (one file each in [`invariants`]): those of Raft;
-//! that every outcome, every read and every store is what a plain [`model`](crate::model) of the committed
-//! requests says; that each watch is told all of it once and in order. Then the faults end, and the
-//! cluster has to converge and to answer whatever it is asked.
+//! In half of the histories the members change. Operators add, promote, move and remove members, through any
+//! member and concurrently. Production code judges and carries out each change. New machines join with the
+//! whole state of a member. Removed members are started again and again. Some machines lose what their member
+//! has promised.
 //!
-//! A history is a function of its seed: the same seed gives the same trace hash, and a failure
-//! says which seed replays it.
+//! After every step the invariants are checked (one file each in [`invariants`]):
+//! - Raft's own invariants.
+//! - Every outcome, every read and every store equals that of a plain [`model`](crate::model), which applies
+//!   the committed requests.
+//! - Each watch receives all its events once and in order.
+//!
+//! Then the faults end, and the cluster has to converge and to answer every request.
+//!
+//! A history is a function of its seed: the same seed gives the same trace hash. A failure names the seed that
+//! replays it.
 //!
 //! # It must be able to fail
 //!
-//! [`Options::guards`] puts one bug back. The weakened values exist only in builds with debug
-//! assertions (see `node_consensus::Guards`), so that no release build of any program can hold
-//! one; the tests that use them run in the dev profile.
+//! [`Options::guards`] can put one bug back. The weakened values exist only in builds with debug assertions
+//! (see `node_consensus::Guards`), so no release build of any program can hold one. The tests that use them run
+//! in the dev profile.
 
 mod amnesia;
 mod api_servers;
@@ -58,16 +68,16 @@ pub use node_consensus::Guards;
 pub use run::{Campaign, Outcome, campaign, replay};
 pub use world::Report;
 
-/// What a history is made of, beside its seed.
+/// Parameters of a history, besides its seed.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Members: 1, 3 or 5; `None` lets the seed choose.
+    /// Number of members that the cluster begins with: 1, 3 or 5. `None` lets the seed choose.
     pub members: Option<u64>,
-    /// Virtual microseconds with faults.
+    /// Virtual microseconds during which faults happen.
     pub duration: u64,
-    /// Always [`Guards::ALL`] but in the tests that put a bug back.
+    /// Guards of the production code. Only tests that put a bug back use other ones than [`Guards::ALL`].
     pub guards: Guards,
-    /// Members tell each other who the members are: always, but in a test.
+    /// Whether members tell each other who the members are. Only one test switches this off.
     pub censuses: bool,
 }
 
@@ -77,12 +87,12 @@ impl Default for Options {
     }
 }
 
-/// A broken promise.
+/// An invariant that was violated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which invariant.
+    /// Name of the invariant.
     pub invariant: &'static str,
-    /// What happened.
+    /// Description of what happened.
     pub what: String,
 }
 

@@ -1,4 +1,4 @@
-//! Which messages arrive, and when.
+//! Simulated network: which messages arrive, and when.
 
 use std::collections::BTreeSet;
 
@@ -7,9 +7,9 @@ use crate::rng::Rng;
 
 #[derive(Debug, Default)]
 pub(super) struct Network {
-    /// (from, to) that nothing passes.
+    /// Pairs (from, to) between which no message passes.
     cut: BTreeSet<(u64, u64)>,
-    /// Who hears nobody and is heard by nobody.
+    /// Machines that are cut off in both directions.
     alone: BTreeSet<u64>,
 }
 
@@ -23,7 +23,7 @@ impl Network {
         alone || self.cut.contains(&(from, to))
     }
 
-    /// Splits the members in two, in both directions or in one, or cuts one link.
+    /// Splits the members in two, in both directions or in one, or cuts a single link.
     pub(super) fn partition(&mut self, rng: &mut Rng, members: u64) {
         self.cut.clear();
         let one_way = rng.chance(300);
@@ -43,17 +43,17 @@ impl Network {
         }
     }
 
-    /// Nobody hears `id`, and `id` nobody.
+    /// Cuts `id` off from all others, in both directions.
     pub(super) fn cut_off(&mut self, id: u64) {
         self.alone.insert(id);
     }
 
-    /// Whether somebody is cut off.
+    /// Returns whether any machine is cut off.
     pub(super) fn is_anybody_alone(&self) -> bool {
         !self.alone.is_empty()
     }
 
-    /// `id` is heard again.
+    /// Ends the isolation of `id`.
     pub(super) fn rejoin(&mut self, id: u64) {
         self.alone.remove(&id);
     }
@@ -65,7 +65,7 @@ impl Network {
         }
     }
 
-    /// How long each copy of a message takes; none if it is lost.
+    /// Returns the delay of each copy of a message; empty if the message is lost.
     pub(super) fn delays(&self, rng: &mut Rng, plan: &Plan, from: u64, to: u64) -> Vec<u64> {
         if self.is_cut(from, to) || rng.chance(plan.loss) {
             return Vec::new();

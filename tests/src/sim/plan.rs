@@ -1,5 +1,5 @@
-//! Which faults a history has, and how many: drawn once from the seed. Each history leaves some
-//! out, so that rare combinations are not always drowned by the others.
+//! Faults and bounds of a history, drawn once from the seed. Each history leaves some kinds of fault
+//! out. Otherwise frequent faults would always hide rare combinations.
 
 use muster_node::driver::{MAX_QUEUED_MESSAGE_BYTES, MailBounds};
 
@@ -8,91 +8,98 @@ use crate::rng::Rng;
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub members: u64,
-    /// Per mille of messages.
+    /// Chance that a message is lost, per mille; likewise `duplication` that it arrives twice.
     pub loss: u64,
     pub duplication: u64,
-    /// Messages that take up to [`Plan::long_delay`].
+    /// Chance that a message takes up to [`Plan::long_delay`], per mille.
     pub late: u64,
     pub long_delay: u64,
-    /// Mean virtual microseconds between faults of a kind; 0 for none.
+    /// Mean virtual microseconds between faults of this kind, as for all `…_every` fields; 0 means
+    /// none.
     pub partition_every: u64,
     pub crash_every: u64,
     pub pause_every: u64,
     pub transfer_every: u64,
-    /// The leader is cut off until another one leads.
+    /// Interval between faults that cut the leader off until another member leads.
     pub depose_every: u64,
-    /// A member is cut off until the others have compacted what it lacks.
+    /// Interval between faults that cut a member off until the others have compacted entries that it
+    /// lacks.
     pub cut_off_every: u64,
-    /// All members lose power at about the same time.
+    /// Interval between power cuts of all members at about the same time.
     pub power_cut_every: u64,
-    /// Per mille of acknowledgements to a peer or a client after which power fails soon.
+    /// Chance that power fails soon after an acknowledgement to a peer or a client, per mille.
     pub crash_after_ack: u64,
-    /// Per mille of the log's writes that a power cut ends in the middle: of those that it may tear,
-    /// and of the others an eighth.
+    /// Chance that a power cut ends a log write in the middle, per mille. It holds for writes that
+    /// can be torn; for others the chance is an eighth.
     pub crash_in_write: u64,
-    /// Per mille of steps of a snapshot's installation after which power fails soon.
+    /// Chance that power fails soon after a step of a snapshot's installation, per mille.
     pub crash_in_install: u64,
-    /// A disk that fails, or is full, at one of its next operations.
+    /// Interval between faults that make one of a disk's next operations fail, or find the disk
+    /// full.
     pub disk_fault_every: u64,
-    /// Per mille of disk operations' groups that are slow.
+    /// Chance that a group of disk operations is slow, per mille.
     pub slow_disk: u64,
-    /// Clocks differ by up to this many per mille.
+    /// Maximum difference between clocks, per mille.
     pub drift: u64,
     pub clients: usize,
     pub keys: u64,
-    /// Entries between checkpoints.
+    /// Number of entries between two checkpoints.
     pub checkpoint_entries: u64,
-    /// How many operators change the members; 0: they stay who they are.
+    /// Number of operators that change the members; 0 means that the members stay the same.
     pub operators: usize,
-    /// How operators' changes are judged.
+    /// Whether operators' changes are judged strictly.
     pub strict: bool,
     pub max_learners: u64,
-    /// How long a member must have been connected to count as healthy, virtual microseconds.
+    /// Virtual microseconds that a member must have been connected to count as healthy.
     pub healthy_after: u64,
-    /// Entries that a learner may have to fetch when it is promoted.
+    /// Maximum number of entries that a learner may lack when it is promoted.
     pub in_sync_entries: u64,
-    /// Members are bound to their incarnations, as those of a cluster from a document.
+    /// Whether members are bound to their incarnations, as in a cluster that was formed from a
+    /// document.
     pub bound: bool,
-    /// Mean virtual microseconds between machines that lose their disk, that an old image of theirs
-    /// is put back on, or that a copy is started beside.
+    /// Interval between machines that lose their state. Each loses its disk, gets an old disk image
+    /// back, or has a copy started beside it.
     pub amnesia_every: u64,
-    /// Entries that the log keeps behind a checkpoint.
+    /// Number of entries that the log keeps behind a checkpoint.
     pub catch_up_entries: u64,
-    /// Bytes of uncommitted proposals that a leader takes; 0 for as many as in production.
+    /// Maximum bytes of uncommitted proposals on a leader; 0 means the production limit.
     pub uncommitted_bytes: u64,
-    /// What waits for a core.
+    /// Bounds of the queues in front of a member's core.
     pub mail: MailBounds,
-    /// Jobs that wait for the log, or for the machine, before the core waits for them.
+    /// Number of jobs waiting for the log, or for the machine, at which the core waits for them.
     pub queued_jobs: usize,
-    /// Old entries that are read at once.
+    /// Maximum number of concurrent reads of old entries.
     pub queued_fetches: usize,
-    /// Per mille of what comes in that finds the core busy.
+    /// Chance that input finds the core busy, per mille.
     pub busy_core: u64,
-    /// Per mille of messages that find the stream's queue full.
+    /// Chance that a message finds its stream's queue full, per mille.
     pub full_streams: u64,
-    /// Per mille of processes that lose a snapshot's body, and of those that can't write one.
+    /// Chance that a process loses a snapshot's body once, and that it fails to write one once; per
+    /// mille.
     pub lost_bodies: u64,
-    /// Mean virtual microseconds between disks that are almost full; 0 for none.
+    /// Mean virtual microseconds between disks that are almost full; 0 means none.
     pub little_space_every: u64,
-    /// Deliveries that wait for a client that watches.
+    /// Maximum number of deliveries that wait for a watching client.
     pub queued_deliveries: usize,
-    /// Bytes of events kept for watchers, and on their way to them.
+    /// Maximum bytes of events kept for watchers, and of events on their way to them.
     pub watch_bytes: usize,
-    /// Per mille of requests that change users and roles until they count, and a quarter of it after
-    /// that; 0: there are none.
+    /// Chance that a request changes users and roles until authentication is enabled, per mille.
+    /// Afterwards it is a quarter of this. 0 means no users.
     pub users: u64,
-    /// Clients that do what Kubernetes' API servers do; 0: there are none.
+    /// Number of clients that behave as Kubernetes' API servers do; 0 means none.
     pub api_servers: usize,
-    /// Virtual microseconds between their races for who compacts.
+    /// Virtual microseconds between the API servers' races for the right to compact.
     pub compact_every: u64,
-    /// Keys of each prefix that they keep copies of, and of a page of their lists.
+    /// Number of keys in each prefix that API servers copy.
     pub objects: u64,
+    /// Number of keys on a page of an API server's list.
     pub page_keys: i64,
-    /// Members that start shorten the wait for their first election.
+    /// Whether starting members shorten the wait for their first election.
     pub hasten_first_election: bool,
 }
 
-/// Draws how many members a cluster begins with; one whose members change may begin with few.
+/// Draws the number of members that a cluster begins with. A cluster whose members change may begin
+/// with few.
 fn first_members(rng: &mut Rng, churns: bool) -> u64 {
     let sizes = if churns { [1, 1, 2, 3, 3, 3, 5] } else { [3, 3, 3, 3, 5, 5, 1] };
     sizes[rng.pick(sizes.len())]
@@ -100,7 +107,8 @@ fn first_members(rng: &mut Rng, churns: bool) -> u64 {
 
 impl Plan {
     pub(super) fn new(rng: &mut Rng, members: Option<u64>) -> Self {
-        // Drawn beside the others, so that a seed without them has the history that it always had.
+        // Drawn from generators of their own, so that an old seed still gives the same history where
+        // they are not used.
         let mut of_servers = Rng::new(rng.clone().number());
         let mut of_starts = Rng::new(rng.clone().number() ^ 1);
         let churns = rng.chance(500);
@@ -117,7 +125,7 @@ impl Plan {
         let mail = MailBounds {
             proposals: small(some(300, 1, 6), bounds.proposals),
             proposal_bytes: small(some(300, 7_000, 20_000), bounds.proposal_bytes),
-            // The largest transaction fits.
+            // The bound must leave room for the largest transaction.
             message_bytes: small(some(300, 45_000, 80_000), bounds.message_bytes),
             reads: small(some(300, 1, 4), bounds.reads),
         };
@@ -170,7 +178,7 @@ impl Plan {
         }
     }
 
-    /// Whether a leader has room for whatever followers may have for it.
+    /// Returns whether a leader's bounds leave room for everything that followers may forward.
     pub(super) fn takes_all_that_is_passed_on(&self) -> bool {
         self.uncommitted_bytes == 0 && self.mail.message_bytes == MAX_QUEUED_MESSAGE_BYTES
     }

@@ -1,4 +1,4 @@
-//! One history, or many on several threads.
+//! Runs one history, or many on several threads.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,8 @@ use super::world::{Report, World};
 use super::{Options, Violation};
 
 thread_local! {
-    /// While a history runs: a panic is a finding, kept here instead of printed.
+    /// While a history runs, the text of a panic is kept here instead of being printed. A panic
+    /// counts as a violation.
     static FOUND: RefCell<Option<Option<String>>> = const { RefCell::new(None) };
 }
 
@@ -30,12 +31,12 @@ fn keep_panics() {
     });
 }
 
-/// How one history ended.
+/// Result of one history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// What replays it.
+    /// Seed that replays the history.
     pub seed: u64,
-    /// What was in it, or what broke.
+    /// Counters of the history, or the violation.
     pub result: Result<Report, Violation>,
 }
 
@@ -51,19 +52,19 @@ pub fn replay(seed: u64, options: Options) -> Outcome {
     Outcome { seed, result }
 }
 
-/// What many histories had in them, together.
+/// Combined result of many histories.
 #[derive(Clone, Debug, Default)]
 pub struct Campaign {
-    /// Histories run.
+    /// Number of histories run.
     pub histories: u64,
-    /// Sums of their reports.
+    /// Sum of their reports.
     pub total: Report,
-    /// The first one that failed, by seed.
+    /// Failed history with the lowest seed.
     pub failure: Option<Outcome>,
 }
 
-/// Runs `count` histories from seed `first` on, on `threads` threads, until one fails. `progress`
-/// is told how many are done.
+/// Runs `count` histories, beginning with seed `first`, on `threads` threads, until one fails.
+/// Calls `progress` with the number of finished histories.
 pub fn campaign(
     first: u64,
     count: u64,

@@ -1,5 +1,5 @@
-//! The event loop: one queue of virtual time, one step at a time, faults and their end. What members
-//! do is in `work`, what clients do in `requests`.
+//! The simulation's event loop: one queue in virtual time, one step at a time, with faults until they end.
+//! `work` has the members' steps, and `requests` has the clients'.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,13 +29,13 @@ use crate::rng::Rng;
 
 /// Virtual microseconds of one tick.
 pub(super) const TICK: u64 = 10_000;
-/// After the faults, this long may pass until all is well.
+/// Virtual microseconds within which the cluster must settle after the faults have ended.
 const CALM: u64 = 20_000_000;
-/// So long a member may know nobody who is one, until it is given up.
+/// Virtual microseconds after which a member that knows no present member any more is given up.
 const PATIENCE: u64 = 4_000_000;
-/// With one leader for so long, nothing is left to be settled.
+/// Virtual microseconds with one undisputed leader after which every request must be answered.
 const STEADY: u64 = 300_000;
-/// Operations of each client that are answered after that.
+/// Number of requests of each client that must be answered after the faults have ended.
 const SERVED: u64 = 3;
 
 #[derive(Debug)]
@@ -74,103 +74,112 @@ pub(super) enum Event {
     ChangeEnds { node: u64, life: u64, request: u64 },
 }
 
-/// What a history that held had in it.
+/// Counters of a history that violated no invariant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Of everything that happened, in order.
+    /// Hash over all events, in order.
     pub trace: u64,
-    /// Steps taken.
+    /// Steps of the event loop.
     pub steps: u64,
     /// Entries committed.
     pub committed: u64,
-    /// Terms that had a leader.
+    /// Number of terms that had a leader.
     pub elections: u64,
     /// Writes answered.
     pub writes: u64,
-    /// Proposals refused.
+    /// Proposals that were refused.
     pub refused: u64,
     /// Reads answered after a barrier.
     pub reads: u64,
-    /// Crashes and kills.
+    /// Crashes of machines and killed processes.
     pub crashes: u64,
-    /// Members that ended because their disk said no.
+    /// Members that ended because their disk failed or was full.
     pub disk_failures: u64,
     /// Snapshots installed.
     pub snapshots: u64,
-    /// Changes of the members, each counted by every member that applied it.
+    /// Membership changes; each one is counted by every member that applied it.
     pub membership_changes: u64,
-    /// Changes that whoever was asked refused.
+    /// Membership changes that the asked member refused.
     pub changes_refused: u64,
-    /// Leaders that handed over because they were to be removed.
+    /// Leaders that transferred leadership because they were to be removed.
     pub handed_over: u64,
-    /// New members that began with the whole state.
+    /// New members that began with the whole state of another one.
     pub joined: u64,
     /// Starts of removed members, which ended at once.
     pub refused_starts: u64,
-    /// Machines that forgot what they were, and processes that peers disowned for it.
+    /// Machines that lost what their member had promised.
     pub amnesia: u64,
+    /// Processes that ended because their peers disowned them.
     pub disowned: u64,
     /// Machines that moved to another address.
     pub moves: u64,
-    /// Members that knew nobody any more who is still one.
+    /// Members given up because they knew no present member any more.
     pub stranded: u64,
-    /// Processes that ended while they took over a snapshot.
+    /// Processes that ended during the installation of a snapshot.
     pub interrupted_installs: u64,
-    /// Logs that were found with a torn end.
+    /// Logs that had a torn end at the start of a process.
     pub torn: u64,
-    /// Entries in a log that another leader's replaced.
+    /// Batches that replaced entries of another leader in a log.
     pub conflicts: u64,
-    /// Compactions of the store finished.
+    /// Finished compactions of the store.
     pub compactions: u64,
-    /// Notices that watches were told.
+    /// Notices that watches received.
     pub notices: u64,
-    /// Progress that watches asked for.
+    /// Progress requests of watches.
     pub progress_asked: u64,
-    /// Turns of a machine that took more than one job.
+    /// Turns of a state machine that took more than one job.
     pub shared_turns: u64,
-    /// Things that found a queue full.
+    /// Messages and requests that met a full queue.
     pub full_queues: u64,
-    /// Snapshots that were to be sent and had no body.
+    /// Snapshots that could not be sent because their body was missing.
     pub lost_bodies: u64,
-    /// Leases that clocks ended, that were kept alive, and entries that say what some have left.
+    /// Leases that a leader's clock ended.
     pub leases_expired: u64,
+    /// Renewals of leases that were confirmed to a client.
     pub renewals: u64,
+    /// Checkpoint entries, which record how long leases have left.
     pub leases_noted: u64,
-    /// What leaders' clocks said, and came to nothing since another one led by then.
+    /// Expiry entries without effect, because another leader led when they were committed.
     pub outdated_clocks: u64,
-    /// Changes of users and roles, requests that who asked for them may not make, and tokens that proved
-    /// who that is.
+    /// Changes of users and roles.
     pub user_changes: u64,
+    /// Requests that were refused for lack of permission.
     pub denied: u64,
+    /// Tokens that identified their user.
     pub tokens_shown: u64,
-    /// Times that a member ran short of space.
+    /// Number of times that a member ran short of disk space.
     pub short_of_space: u64,
-    /// Members whose data was compared with others'.
+    /// Members whose data was compared with other members' data.
     pub compared: u64,
-    /// Pages of lists of API servers, lists that were complete, copies that were compared, and those that had
-    /// to be listed anew since something was gone.
+    /// Pages of API servers' lists.
     pub pages: u64,
+    /// Lists of API servers that were completed.
     pub lists: u64,
+    /// Number of times that an API server's copy was compared with the model.
     pub copies_checked: u64,
+    /// Lists that an API server had to start again because something it needed was gone.
     pub lists_anew: u64,
-    /// Changes of what an API server's copy showed, and those that somebody else's came before.
+    /// Updates of keys by API servers that found the key as their copy showed it.
     pub updates: u64,
+    /// Updates of keys by API servers that came after another client's change.
     pub updates_late: u64,
-    /// Races for who compacts, won and lost, and compactions by who won.
+    /// Won races for the right to compact.
     pub races_won: u64,
+    /// Lost races for the right to compact.
     pub races_lost: u64,
+    /// Compactions by the winner of a race.
     pub races_compacted: u64,
 }
 
 impl Report {
-    /// How a copy stood after what it was told.
+    /// Counts how a copy stands after a list, events or progress.
     pub(super) fn copies_stood(&mut self, standing: Standing) {
         self.copies_checked += u64::from(standing == Standing::Checked);
         self.lists_anew += u64::from(standing == Standing::Outdated);
     }
 }
 
-/// Where a member stands in a list of all.
+/// Returns the index of `id` in a list of all members or machines.
 pub(super) fn place(id: u64) -> usize {
     usize::try_from(id - 1).expect("few")
 }
@@ -187,23 +196,24 @@ pub(super) struct World {
     pub(super) network: Network,
     pub(super) clients: Vec<Client>,
     pub(super) streams: Vec<Stream>,
-    /// The last ones of the clients.
+    /// API servers; their clients come last in `clients`.
     pub(super) servers: Vec<ApiServer>,
     pub(super) operators: Vec<Operator>,
-    /// The members as the most advanced store has them, and which entry that has applied.
+    /// Members of the most advanced store, and the index of the last entry it has applied.
     pub(super) latest: (u64, MemberTable),
-    /// Requests that change the members, and what was ever proposed.
+    /// Ids of all requests that change the members.
     pub(super) change_requests: BTreeSet<u64>,
+    /// Every membership change that was ever proposed, with the configuration it was planned on.
     pub(super) proposed: Vec<(Option<u64>, MemberChange)>,
     pub(super) invariants: Invariants,
     pub(super) next_id: u64,
     pub(super) bodies: u64,
     pub(super) refused: Vec<u64>,
-    /// Faults have ended.
+    /// Whether the faults have ended.
     pub(super) calm: bool,
-    /// Since when nobody has changed his mind about who leads.
+    /// Time at which a member last saw another leader or term.
     pub(super) led_since: u64,
-    /// Leader and term, as each member has them.
+    /// Leader and term, as each machine sees them.
     pub(super) leaders: Vec<(u64, u64)>,
     pub(super) report: Report,
 }
@@ -388,7 +398,7 @@ impl World {
         self.rng.range(1, self.nodes.len() as u64 + 1)
     }
 
-    /// Somebody who serves clients: a machine whose member votes, as far as is known.
+    /// Returns a machine that serves clients: one whose member votes, as far as is known.
     pub(super) fn any_voter(&mut self) -> u64 {
         let voters: Vec<u64> =
             self.nodes.iter().filter(|node| self.votes(node)).map(|node| node.id).collect();
@@ -407,7 +417,7 @@ impl World {
                 return Ok(());
             }
             Err(NoStart::LogGone) => return Err(broken(id, "its log is gone")),
-            // Tests only: a tombstone was no hindrance.
+            // Reached only if a test has switched off the check of tombstones.
             Ok(Start::First) if node.papers.tombstone => {}
             Ok(Start::First) if !node.is_founder(&plan) => return self.join(id),
             Ok(Start::First | Start::Again) => {}
@@ -435,7 +445,7 @@ impl World {
         self.rounds(id)
     }
 
-    /// All is well, and has been for a while.
+    /// Returns whether the faults have ended and all members have agreed on one leader for a while.
     pub(super) fn is_steady(&self) -> bool {
         let mut seats = self.counted().map(|node| self.leaders[place(node.id)]);
         let first = seats.next().unwrap_or_default();
@@ -443,8 +453,8 @@ impl World {
         self.calm && agreed && self.now - self.led_since > STEADY
     }
 
-    /// Whether what a client asks of `node` now has to be answered. A follower passes a proposal
-    /// on, and isn't told if the leader can't take it.
+    /// Returns whether a request to `node` must be answered now. A follower forwards a proposal, and isn't
+    /// told if the leader can't take it.
     pub(super) fn must_end(&self, node: u64, is_write: bool) -> bool {
         let asked = &self.nodes[place(node)];
         let leads = self.leaders[place(node)].0 == asked.member;
@@ -452,14 +462,14 @@ impl World {
         self.votes(asked) && self.is_steady() && (taken || !is_write)
     }
 
-    /// After the faults a client goes on until it has been served.
+    /// Returns whether a client needs no more requests: the faults have ended and it has been served.
     pub(super) fn is_content(&self, client: usize) -> bool {
         let lists = self.api_server(client).is_some_and(|server| self.servers[server].lists());
         self.calm && self.clients[client].served >= SERVED && !lists
     }
 
-    /// All members run, agree and have nothing left to do; all clients have been served, and all
-    /// watches told.
+    /// Returns whether the cluster has settled. All members run, agree and have nothing left to do. All
+    /// clients have been served, and all watches have received everything.
     pub(super) fn is_settled(&self) -> bool {
         let idle = (0..self.clients.len())
             .all(|client| self.clients[client].operating.is_none() && self.is_content(client));
@@ -502,20 +512,20 @@ impl World {
         text
     }
 
-    /// A member's store holds what it should.
+    /// Checks that a member's store holds what the model holds.
     pub(super) fn check_store(&mut self, id: u64, all: bool) -> Result<(), Violation> {
         let Some(live) = &self.nodes[place(id)].live else { return Ok(()) };
         self.invariants.stores.holds(id, &live.store, all)
     }
 
-    /// What members would say of their data if this one asked them now: the same, all of them, always.
+    /// Compares the members' data as if `id` asked for it now. No difference may ever be found.
     pub(super) fn compare(&mut self, id: u64) -> Result<(), Violation> {
         let Some(view) = self.nodes[place(id)].members() else { return Ok(()) };
         let (question, members) = (Question::of(&view), view.members().voters_and_learners());
         let mut said = BTreeMap::new();
         for node in self.counted() {
             let Some(live) = &node.live else { continue };
-            // One whose disk fails it says nothing.
+            // A member whose disk fails it gives no answer.
             let Ok(claims) = claims(&live.store, &live.store.view(), question) else { continue };
             said.insert(node.member, claims);
         }
