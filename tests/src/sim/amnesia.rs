@@ -1,12 +1,16 @@
-//! Machines that forget what their member has promised: one is wiped, on one an earlier image of its
-//! disk is put back, or that is started beside it. Nobody may take any of them for the member that it
-//! was; an operator replaces it.
+//! Machines that lose what their member has promised. One is wiped, one gets an earlier image of its
+//! disk back, and for another one such an image is started beside it. No peer may accept any of them as
+//! the member that it was, and an operator replaces it.
 //!
-//! What nobody could notice is not drawn: an image that holds all that the others remember of its
-//! member's promises, or one of a time when it was the only voter and asked nobody; or so many wiped
-//! founders that they may begin their cluster again while nobody who knows better runs. Nor what
-//! nothing could mend: a cluster that would lose its quorum, or the only one that knows where two
-//! others have moved to.
+//! Some cases are left out, because no peer could notice them:
+//! - An image with everything that the others remember of its member's promises.
+//! - An image from a time when the member was the only voter and asked nobody.
+//! - So many wiped founders that they could form their cluster again, while no member that knows better
+//!   runs.
+//!
+//! Others are left out because nothing could repair them:
+//! - A cluster that would lose its quorum.
+//! - The loss of the only member that knows where two others have moved to.
 
 use muster_node::disk::simulated::SimulatedDisk;
 use muster_node::identity::{Incarnation, MemberId};
@@ -48,10 +52,10 @@ impl World {
         }
     }
 
-    /// The disk is empty, name and address are as they were.
+    /// Empties the machine's disk. Name and address stay.
     fn wipe(&mut self, id: u64, seed: u64) -> Result<(), Violation> {
         let papers = Papers::new(first_incarnation(id) ^ u128::from(seed));
-        // An only founder begins without asking anybody, and so it would again.
+        // A single founder starts without asking anybody, so it would start again.
         let asks_nobody = self.plan.members == 1 && self.nodes[place(id)].is_founder(&self.plan);
         let refused = !asks_nobody && self.all_refuse(id, &papers, OnDisk::default());
         if !refused || self.founders_would_begin(id) || !self.can_do_without(id) {
@@ -64,7 +68,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether this machine and those that were wiped before it could found their cluster once more.
+    /// Returns whether this machine and those that were wiped before could form their cluster again.
     fn founders_would_begin(&self, id: u64) -> bool {
         let founders = self.nodes.iter().filter(|node| node.is_founder(&self.plan));
         let wiped = founders.filter(|node| node.id == id || node.is_lost).count() as u64;
@@ -84,7 +88,7 @@ impl World {
 
     fn start_image_beside(&mut self, id: u64, seed: u64) {
         let Some((disk, papers)) = self.old_image(id, seed) else { return };
-        // With it, those that had forgotten before might be a quorum.
+        // Together with the image, machines that have lost promises before might be a quorum.
         if !self.can_do_without(id) {
             return;
         }
@@ -97,7 +101,7 @@ impl World {
         self.after(1_000, Event::Restart { node: twin });
     }
 
-    /// An image of which every other member knows that it is old.
+    /// Returns the machine's image, if every other member knows that it is old.
     fn old_image(&self, id: u64, seed: u64) -> Option<(SimulatedDisk, Papers)> {
         let Image { disk, papers, held } = self.nodes[place(id)].image.as_ref()?;
         let known = self.all_refuse(id, papers, *held);
@@ -116,9 +120,11 @@ impl World {
         Ok(())
     }
 
-    /// Whether every other machine that may speak for a member would refuse this one with such a disk,
-    /// by what it has written, however often it is started. A removed one that has not heard of its
-    /// removal is one of them: with this one it may be a quorum of the members that it knows.
+    /// Returns whether every other machine that may act for a member would refuse this one with such a
+    /// disk. Only what those have written counts, and the answer holds for any number of starts.
+    ///
+    /// A removed member that doesn't know of its removal counts as well: with this machine it may be a
+    /// quorum of the members that it knows.
     fn all_refuse(&self, id: u64, papers: &Papers, disk: OnDisk) -> bool {
         let member = MemberId(self.nodes[place(id)].member);
         let incarnation = Incarnation(papers.incarnation.to_be_bytes());
@@ -135,9 +141,10 @@ impl World {
         others.peek().is_some() && others.all(refuses)
     }
 
-    /// Whether a quorum is left without this machine, also after a change that may be under way, and of
-    /// each of the changes that the others may not have heard of yet: one who is behind has to have a
-    /// quorum of each in turn. Who was told of its own removal speaks no more.
+    /// Returns whether a quorum is left without this machine. That must hold for the present members,
+    /// for each change under way, and for each change that some member may not know of yet. A member
+    /// that is behind needs a quorum of each configuration in turn. Members that know of their own
+    /// removal don't count.
     fn can_do_without(&self, id: u64) -> bool {
         let table = self.table();
         let enough = |members: &Members| {
@@ -147,7 +154,8 @@ impl World {
                     let knows = node.papers.had_log && !node.papers.tombstone && !node.is_lost;
                     node.id != id && knows
                 });
-                // A copy of it may run: with this machine's, they might be a quorum.
+                // If a copy of the member's machine may run, that one and this machine might be a
+                // quorum.
                 speaks && !its.any(|node| node.is_lost && !node.is_over)
             });
             left.count() > members.voters.len() / 2
@@ -163,7 +171,8 @@ impl World {
         let others = || self.counted().filter(|other| other.id != id);
         let apart =
             |one: &Node| others().any(|other| other.id > one.id && self.are_apart(one, other));
-        // What is on the disk of one that is down is known when it is started again.
+        // A stopped machine counts as having applied nothing: what is on its disk shows only when it
+        // starts.
         let applied = |node: &Node| node.members().map_or(0, |view| view.applied().index);
         let oldest = others().map(applied).min().unwrap_or(0);
         let mut since = self.invariants.stores.model.members.since(oldest);
@@ -173,7 +182,8 @@ impl World {
             && !others().any(apart)
     }
 
-    /// Whether both have moved, or are about to, and neither can be sure to know where the other one is.
+    /// Returns whether two machines have both moved, or are about to, and neither is sure to know the
+    /// other's address.
     fn are_apart(&self, one: &Node, other: &Node) -> bool {
         let knows = |node: &Node, sought: &Node| {
             let known = self.table().member(MemberId(sought.member));
@@ -188,7 +198,7 @@ impl World {
         !knows(one, other) && !knows(other, one)
     }
 
-    /// Nobody who still can vote waits for it.
+    /// Returns whether no living member waits for its vote.
     pub(super) fn nobody_waits_for_a_vote(&self) -> bool {
         let waits = self.table().waits_for_vote();
         waits.is_none_or(|id| !self.counted().any(|node| MemberId(node.member) == id))

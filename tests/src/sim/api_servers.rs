@@ -1,7 +1,11 @@
-//! Clients that use the store as Kubernetes' API servers do, two or more of them for the same keys. Each keeps
-//! [copies](super::copies) of two prefixes, which it watches on one stream; changes a key if that is what its
-//! copy says, and tries again with what it is told instead; has keys end with leases, several with one; and
-//! races with the others for the key that says who compacts, at the revision that it saw an interval ago.
+//! Clients that use the store as Kubernetes' API servers do; two or more of them share the same keys.
+//!
+//! - Each keeps [copies](super::copies) of two prefixes, and watches them on one stream.
+//! - It changes a key only if the store has what its copy shows. Otherwise it retries with the record it
+//!   received instead.
+//! - It attaches keys to leases, several to each.
+//! - It races with the others to write the key that decides who compacts. The winner compacts at the revision
+//!   that it saw in its previous race.
 
 use bytes::Bytes;
 use muster_node::apply::{ApplyError, Outcome, Response};
@@ -26,24 +30,24 @@ use super::world::{Event, Report, World, place};
 use crate::rng::Rng;
 
 const PODS: &str = "/registry/pods/";
-/// These end by themselves.
+/// Prefix of keys that are attached to leases.
 const EVENTS: &str = "/registry/events/";
 const PREFIXES: [&str; 2] = [PODS, EVENTS];
 
-/// Its version counts who has won, its value is a revision.
+/// Key that the API servers race for. Its version counts the wins, and its value is a revision.
 const COMPACT_KEY: &[u8] = b"compact_rev_key";
 
-/// Keys that are put with a lease until another one is granted.
+/// Number of keys that share a lease; then another one is granted.
 const KEYS_PER_LEASE: u64 = 4;
 
-/// What an API server waits for.
+/// Request that an API server waits for.
 #[derive(Debug, Default)]
 enum Task {
     #[default]
     Nothing,
-    /// Of which copy's list.
+    /// A page of the list of the copy with this index.
     Page(usize),
-    /// How new the store is, for who wants to read this copy.
+    /// The store's newest revision, for a reader of the copy with this index.
     Newest(usize),
     Grant(i64),
     Change {
@@ -54,26 +58,28 @@ enum Task {
     Compact,
 }
 
-/// See the module.
+/// A client that behaves as one of Kubernetes' API servers.
 #[derive(Default)]
 pub(super) struct ApiServer {
     copies: Vec<Mirror>,
     stream: Option<Subscriber>,
-    /// Whom that is connected to.
+    /// Machine that the stream is connected to.
     node: u64,
     next_watch: i64,
-    /// It reads what it is told now and then only, and little of it.
+    /// Whether it reads its stream rarely, and little at a time.
     is_slow: bool,
     task: Task,
-    /// A change that came too late, and what there was instead.
+    /// Change to be retried: index of the copy, key, and the record that the store had instead.
     again: Option<(usize, Bytes, Option<KeyValue>)>,
-    /// What keys are put with, and how many more.
+    /// Lease for new keys, and how many more keys may share it.
     lease: Option<(i64, u64)>,
-    /// When it races next; the version of the key and the store's revision when it did last.
+    /// Virtual time of its next race.
     races_at: u64,
+    /// Version that the race's key had after its last race.
     version: i64,
+    /// Revision of the store at its last race.
     seen: i64,
-    /// What to compact at, since it won.
+    /// Revision to compact at, after it won a race.
     won: Option<i64>,
 }
 
@@ -86,7 +92,7 @@ fn get(key: Bytes) -> Request {
     Request::RequestRange(RangeRequest { key, ..RangeRequest::default() })
 }
 
-/// If `union` is what is true of `key`, `then`; else it is read.
+/// Returns a transaction that runs `then` if `key` satisfies `union`, and reads the key otherwise.
 fn only_if(key: &Bytes, target: CompareTarget, union: TargetUnion, then: Request) -> Kind {
     let compare = Compare {
         result: CompareResult::Equal.into(),
@@ -102,7 +108,7 @@ fn only_if(key: &Bytes, target: CompareTarget, union: TargetUnion, then: Request
     Kind::Write { operation, grows: true }
 }
 
-/// What was read since the comparison didn't hold.
+/// Returns the record that a transaction read because its comparison didn't hold.
 fn instead(txn: &TxnResponse) -> Option<KeyValue> {
     match txn.responses.first()?.response.as_ref()? {
         Answer::ResponseRange(range) => range.kvs.first().cloned(),
@@ -120,19 +126,19 @@ impl ApiServer {
         }
     }
 
-    /// The member is gone, and the connection with it.
+    /// Drops the connection if it leads to this member, which is gone.
     pub(super) fn disconnect(&mut self, node: u64) {
         if self.node == node {
             self.stream = None;
         }
     }
 
-    /// From now on it reads all there is.
+    /// Makes it read everything available from now on.
     pub(super) fn hurry(&mut self) {
         self.is_slow = false;
     }
 
-    /// A new process knows nothing.
+    /// Restarts its process, which forgets its copies.
     fn start_again(&mut self) {
         let copies = PREFIXES.into_iter().map(Mirror::new).collect();
         let (next_watch, is_slow, races_at) = (self.next_watch, self.is_slow, self.races_at);
@@ -143,12 +149,12 @@ impl ApiServer {
         !self.copies.iter().all(Mirror::is_listed)
     }
 
-    /// Whether its copies are as new as that.
+    /// Returns whether its copies have reached this revision.
     pub(super) fn is_at(&self, revision: i64) -> bool {
         self.copies.iter().all(|copy| copy.is_at(revision))
     }
 
-    /// What it asks for next.
+    /// Draws its next request.
     fn asks(&mut self, rng: &mut Rng, plan: &Plan, now: u64, id: u64) -> Kind {
         if let Some(revision) = self.won.take() {
             self.task = Task::Compact;
@@ -185,7 +191,7 @@ impl ApiServer {
         self.changes(rng, id, (copy, key), held)
     }
 
-    /// A change of a key that holds this, as far as is known.
+    /// Draws a change of a key that holds `held`, as far as is known.
     fn changes(
         &mut self,
         rng: &mut Rng,
@@ -219,7 +225,7 @@ impl ApiServer {
         asked
     }
 
-    /// What came of it.
+    /// Takes the outcome of its last request.
     fn told(&mut self, outcome: &Outcome, report: &mut Report) {
         match (std::mem::take(&mut self.task), outcome) {
             (Task::Grant(lease), Ok(_)) => self.lease = Some((lease, KEYS_PER_LEASE)),
@@ -248,7 +254,7 @@ impl ApiServer {
         self.copies.iter_mut().for_each(|copy| copy.watch = None);
     }
 
-    /// Every copy that has been listed is watched from there on, and no other.
+    /// Watches each copy that is listed, from its revision on, and stops watching all others.
     fn watch(&mut self) {
         let Some(stream) = &mut self.stream else { return };
         for copy in &mut self.copies {
@@ -278,7 +284,7 @@ impl std::fmt::Debug for ApiServer {
     }
 }
 
-/// Events as they come on the wire, with what was there before.
+/// Decodes events, with previous values, as they are sent to clients.
 fn decode(picked: &Picked, store: &muster_node::mvcc::Store) -> Result<WatchResponse, Violation> {
     let bytes = picked.encoded_with_previous(store).concat();
     let read = WatchResponse::decode(&bytes[..]);
@@ -286,7 +292,7 @@ fn decode(picked: &Picked, store: &muster_node::mvcc::Store) -> Result<WatchResp
 }
 
 impl World {
-    /// Which API server a client is, if it is one.
+    /// Returns the index of a client's API server, if the client is one.
     pub(super) fn api_server(&self, client: usize) -> Option<usize> {
         client.checked_sub(self.plan.clients)
     }
@@ -302,7 +308,7 @@ impl World {
         }
     }
 
-    /// What a client asked to read is there.
+    /// Takes the answer to an API server's read.
     pub(super) fn api_server_reads(
         &mut self,
         client: usize,
@@ -327,7 +333,7 @@ impl World {
         Ok(())
     }
 
-    /// An API server's stream has its turn.
+    /// Lets an API server's stream take its turn.
     pub(super) fn api_stream(&mut self, number: usize) -> Result<(), Violation> {
         let pace = if self.servers[number].is_slow { 200_000 } else { 12_000 };
         let delay = self.rng.range(400, pace);
@@ -362,7 +368,7 @@ impl World {
             let Some(stream) = &mut self.servers[number].stream else { break };
             match poll_once(stream.next()) {
                 Some(Ok(notice)) => self.api_server_notices(number, notice)?,
-                // Its store can't be read any more; the member will be gone in a moment.
+                // The member's store can't be read any more, and the member will end in a moment.
                 Some(Err(_)) => self.servers[number].stream = None,
                 None => in_vain += 1,
             }

@@ -1,5 +1,5 @@
-//! Clients: each does one thing at a time, on any member: it changes keys, compacts, or reads, now
-//! or at an old revision, and with or without a barrier.
+//! Clients. Each has one request at a time, to any member. It changes keys, compacts, or reads at
+//! the latest or an old revision, with or without a barrier.
 
 use bytes::Bytes;
 use node_proto::command::Operation;
@@ -14,54 +14,54 @@ use super::leases::Renewing;
 use super::users::{Token, Who};
 use crate::rng::Rng;
 
-/// A client waits this long at most, then the fate of what it asked for is unknown.
+/// Virtual microseconds after which a client gives up a request, whose outcome then is unknown.
 pub(super) const CLIENT_TIMEOUT: u64 = 1_200_000;
 
-/// Request ids say which member's client waits for the outcome.
+/// Modulus of request ids: the remainder is the machine on which a client waits for the outcome.
 const MEMBERS: u64 = 64;
 
-/// No client waits for what this one asks for.
+/// Machine number in the id of a request for whose outcome no client waits.
 pub(super) const NOBODY: u64 = 0;
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
-    /// To be proposed; whether it makes the data grow.
+    /// Operation to be proposed. `grows` says whether it adds data.
     Write { operation: Operation, grows: bool },
-    /// To be kept alive.
+    /// Id of a lease to be kept alive.
     KeepAlive(i64),
-    /// To be read, after a barrier if `linearizable`.
+    /// Range to be read, after a barrier if `linearizable`.
     Read { request: RangeRequest, linearizable: bool },
 }
 
-/// One operation on its way.
+/// A request that isn't answered yet.
 #[derive(Clone, Debug)]
 pub(super) struct Operating {
-    /// Request id of a write, token of a read. Never used twice.
+    /// Request id of a write, or token of a read; never used twice.
     pub id: u64,
-    /// The highest revision that was known to anybody when it began.
+    /// Highest revision that any client knew when the request began.
     pub floor: i64,
-    /// The newest users and roles that were known to anybody then.
+    /// Newest revision of users and roles that any client knew when the request began.
     pub users_floor: u64,
     pub node: u64,
-    /// What is to be read.
+    /// Range to be read, if the request is a read.
     pub read: Option<RangeRequest>,
-    /// A lease that is to be kept alive.
+    /// Renewal of a lease, if the request is one.
     pub renewing: Option<Renewing>,
-    /// On whose behalf.
+    /// User that the request is made as.
     pub who: Who,
-    /// It began when all was well: then it must be answered.
+    /// Whether the request must be answered, because the cluster was steady when it began.
     pub must_end: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Client {
     pub operating: Option<Operating>,
-    /// The lease that it was last told to have kept alive.
+    /// Lease that the client was last told to have kept alive.
     pub keeps: Option<i64>,
-    /// What it shows for a password that it said.
+    /// Token that the client has received for a password.
     pub token: Option<Token>,
-    /// Operations that must be answered, and were.
+    /// Number of answered requests, among those that must be answered.
     pub served: u64,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn request_id(number: u64, node: u64) -> u64 {
     number * MEMBERS + node
 }
 
-/// Whether somebody on `node` waits for this request's outcome.
+/// Returns whether a client on machine `node` waits for the outcome of this request.
 pub(super) fn is_of(request: u64, node: u64) -> bool {
     request % MEMBERS == node
 }
@@ -78,11 +78,11 @@ fn key(number: u64) -> Bytes {
     Bytes::from(format!("key-{number}"))
 }
 
-/// Draws what clients ask for.
+/// Random source of clients' requests.
 pub(super) struct Draw<'a> {
     pub rng: &'a mut Rng,
     pub keys: u64,
-    /// The highest revision that a client knows.
+    /// Highest revision that a client knows.
     pub known: i64,
 }
 
@@ -123,7 +123,7 @@ impl Draw<'_> {
         key(self.rng.range(0, self.keys))
     }
 
-    /// A key and an end: one key, some keys, those of a prefix, or all from one on.
+    /// Draws a range: one key, several keys, all keys of a prefix, or all keys from one on.
     pub(super) fn keys(&mut self) -> (Bytes, Bytes) {
         let (from, to) = (self.rng.range(0, self.keys), self.rng.range(0, self.keys + 1));
         match self.rng.range(0, 6) {
@@ -135,12 +135,13 @@ impl Draw<'_> {
         }
     }
 
-    /// One of few names, so that some are granted anew.
+    /// Draws one of few lease ids, so that some are granted again after they have ended.
     fn lease(&mut self) -> i64 {
         self.small(4) + 1
     }
 
-    /// A value that says which put it is; some are longer than a sector, so that they can be torn.
+    /// Draws a put whose value identifies it. Some values are longer than a sector, so that their
+    /// write can be torn.
     fn put(&mut self, id: u64, key: Bytes) -> PutRequest {
         let prev_kv = self.rng.chance(200);
         let lease = if self.rng.chance(250) { self.lease() } else { 0 };
@@ -218,8 +219,9 @@ impl Draw<'_> {
         }
     }
 
-    /// Puts of different keys, reads, or a delete: never a put and a delete, which may meet in a
-    /// key, and that is refused before it is proposed.
+    /// Draws a transaction's branch: puts of different keys or one delete, and possibly a read. It
+    /// never has both a put and a delete, because a request that changes a key twice is refused
+    /// before it is proposed.
     fn branch(&mut self, id: u64) -> Vec<RequestOp> {
         let mut operations = Vec::new();
         if self.rng.chance(200) {

@@ -1,7 +1,9 @@
-//! A copy of the keys of a prefix, kept as Kubernetes' API server keeps one: a list in pages, all of them at
-//! the first one's revision, then a watch from the revision after that, each event with the value that it
-//! replaced. Whenever the copy has come to another revision, by a list, by events or by word that there were
-//! none, it is what the store held then. A copy that learns that something is missing begins with a new list.
+//! A copy of the keys of a prefix, kept as Kubernetes' API server keeps one.
+//!
+//! It first lists the prefix in pages, all at the first page's revision. Then it watches from the next
+//! revision on, and each event carries the value that it replaced. The copy reaches another revision by a
+//! list, by events, or by progress without events. At each such revision it must equal the store's keys. A
+//! copy that learns that an event is missing starts with a new list.
 
 use std::collections::BTreeMap;
 
@@ -16,39 +18,40 @@ use node_proto::mvccpb::{Event, KeyValue};
 use super::Violation;
 use crate::model::Model;
 
-/// A list that isn't complete.
+/// A list that isn't complete yet.
 #[derive(Debug, Default)]
 struct Listing {
-    /// Of the first page; 0 before it is there.
+    /// Revision of the first page; 0 before that page has arrived.
     revision: i64,
-    /// Keys that the pages before have promised.
+    /// Number of keys that the first page announced and that have not arrived yet.
     left: i64,
     kvs: BTreeMap<Bytes, KeyValue>,
 }
 
-/// How a copy stands after it was told something.
+/// State of a copy after a list, events or progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// There is more to come.
+    /// More is needed before the copy can be compared.
     Unfinished,
-    /// It is the store's, and was compared.
+    /// The copy was compared and equals the store.
     Checked,
-    /// What it would need next is gone: it lists again.
+    /// The copy needs something that was compacted away, so it lists again.
     Outdated,
 }
 
-/// See the module.
+/// A copy of the keys of one prefix.
 #[derive(Debug)]
 pub(super) struct Mirror {
     prefix: &'static str,
     range: KeyRange,
-    /// What it holds, and since which revision nothing is known of it.
+    /// Keys of the copy.
     held: BTreeMap<Bytes, KeyValue>,
+    /// Revision that the copy has reached.
     revision: i64,
     listing: Option<Listing>,
-    /// Its watch on its owner's stream.
+    /// Id of its watch on the API server's stream.
     pub watch: Option<i64>,
-    /// Somebody waits for it to be at this revision.
+    /// Revision that a reader waits for.
     pub wanted: i64,
 }
 
@@ -56,7 +59,7 @@ fn violated(what: String) -> Violation {
     Violation::new("copies", what)
 }
 
-/// `prefix` ends in a slash; what comes after all keys that begin with it.
+/// Returns the end of the range of all keys with this prefix, which ends in a slash.
 fn end_of(prefix: &str) -> String {
     format!("{}0", prefix.trim_end_matches('/'))
 }
@@ -78,7 +81,7 @@ impl Mirror {
         format!("{}{number}", self.prefix).into()
     }
 
-    /// What it has for a key; it may be behind.
+    /// Returns the copy's record of a key; it may be old.
     pub(super) fn get(&self, key: &Bytes) -> Option<&KeyValue> {
         self.held.get(key)
     }
@@ -87,12 +90,12 @@ impl Mirror {
         self.listing.is_none()
     }
 
-    /// Whether it is as new as that.
+    /// Returns whether the copy has reached this revision.
     pub(super) fn is_at(&self, revision: i64) -> bool {
         self.is_listed() && self.revision >= revision
     }
 
-    /// What to ask for, to go on with the list.
+    /// Returns the request for the next page of the list.
     pub(super) fn page(&self, limit: i64) -> RangeRequest {
         let listing = self.listing.as_ref();
         let last = listing.and_then(|listing| listing.kvs.keys().next_back());
@@ -106,7 +109,7 @@ impl Mirror {
         }
     }
 
-    /// Its list, a page, or why there is none.
+    /// Takes a page of its list, or the error that came instead.
     pub(super) fn listed(
         &mut self,
         model: &Model,
@@ -136,7 +139,7 @@ impl Mirror {
         self.check(model, "list")
     }
 
-    /// What to watch, to go on.
+    /// Returns the watch that continues from the copy's revision.
     pub(super) fn spec(&self) -> WatchSpec {
         WatchSpec {
             range: self.range.clone(),
@@ -147,8 +150,8 @@ impl Mirror {
         }
     }
 
-    /// Events have come, as they were on the wire. `is_readable`: so far as the member's disk is well, what
-    /// was before can be read.
+    /// Takes events as they were sent to the client. `is_readable` is false if the member's disk has failed,
+    /// so that previous values may be missing.
     pub(super) fn events(
         &mut self,
         model: &Model,
@@ -169,7 +172,8 @@ impl Mirror {
             let can_be_read = is_readable && model.compacted() < at;
             let held = self.held.get(&kv.key);
             match &event.prev_kv {
-                // As Kubernetes does: it would have nothing to show to those who watch it.
+                // Kubernetes does this as well: without the previous value it has nothing to show to its own
+                // watchers.
                 None if !is_new && !can_be_read => return Ok(self.start_over()),
                 previous if previous.as_ref() == held && held.is_none() == is_new => {}
                 _ => return Err(violated(format!("{event:?} after {held:?}"))),
@@ -184,7 +188,7 @@ impl Mirror {
         self.check(model, "events")
     }
 
-    /// It has been told everything up to there.
+    /// Takes progress: all events up to `revision` have been sent.
     pub(super) fn progress(&mut self, model: &Model, revision: i64) -> Result<Standing, Violation> {
         if revision < self.revision {
             let at = self.revision;
@@ -194,7 +198,7 @@ impl Mirror {
         self.check(model, "progress")
     }
 
-    /// Its watch was ended, since what comes next was compacted away.
+    /// Takes the end of its watch: its next event was compacted away.
     pub(super) fn compacted(&mut self, from: i64) -> Result<Standing, Violation> {
         if from <= self.revision + 1 {
             let at = self.revision;

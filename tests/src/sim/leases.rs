@@ -1,6 +1,6 @@
-//! Leases in the simulation: production's clock of the leader, asked at each tick, and clients that keep
-//! leases alive. As in the API, who does is told so only by a member that leads, in the same term, after it
-//! has counted anew.
+//! Leases in the simulation. At each tick a member consults the production code's lease clock, and clients
+//! keep leases alive. As in the API, a client learns of a renewal only from a member that still leads in
+//! the same term. That member must first have set the lease's clock back.
 
 use std::time::Duration;
 
@@ -17,25 +17,25 @@ use super::node::{Live, Node};
 use super::users::Who;
 use super::world::{Event, TICK, World, place};
 
-/// An entry of a leader's that says what leases have left, on its way.
+/// A leader's checkpoint entry under way: it records how long leases have left.
 #[derive(Debug)]
 pub(super) struct Noting {
     request: u64,
     noted: LeaseCheckpoint,
-    /// Nobody waits for it after that.
+    /// Virtual time after which the member no longer waits for the entry.
     until: u64,
 }
 
-/// A lease that a leader counts anew, of which its client has yet to hear.
+/// A lease whose clock a leader has set back, before its client knows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Renewing {
-    /// The entry that granted the lease.
+    /// Index of the entry that granted the lease.
     pub granted: u64,
     pub lease: i64,
     pub term: u64,
-    /// When the leader began to.
+    /// Virtual time at which the leader set the clock back.
     pub at: u64,
-    /// The same by its own clock.
+    /// Time at which the leader set the clock back, by its own clock.
     pub at_local: Duration,
 }
 
@@ -52,7 +52,7 @@ impl Live {
         self.mail.propose(proposal).is_ok()
     }
 
-    /// What became of an entry that noted what leases have left, if it was one.
+    /// Tells the lessor that its checkpoint entry has ended, if `request` was one.
     pub(super) fn note_ended(&mut self, request: u64) {
         if let Some(noting) = self.noting.take_if(|noting| noting.request == request) {
             self.lessor.notes_done(&noting.noted);
@@ -61,14 +61,14 @@ impl Live {
 }
 
 impl World {
-    /// What a machine's own clock shows, in the time of leases.
+    /// Returns the time of a machine's own clock, in the time of leases.
     fn lease_clock(&self, id: u64) -> Duration {
         let tick = self.nodes[place(id)].tick;
         let local = self.now * TICK / tick;
         Duration::from_micros(local * (1_000_000 / LEASE_SECOND))
     }
 
-    /// A member looks at its leases.
+    /// Lets a member consult its lease clock, and schedules the entries that follow.
     pub(super) fn count_leases(&mut self, id: u64) -> Result<(), Violation> {
         if self.calm {
             self.invariants.leases.look(self.now, self.led_since.max(self.options.duration))?;
@@ -102,8 +102,8 @@ impl World {
         }
         self.next_id = next_id;
         for (request, data) in said {
-            // Who looks is a task of its own: by the time that the core hears of it, somebody else may
-            // lead.
+            // Another task consults the lease clock, so the proposal reaches the core later. Another member
+            // may lead by then.
             let is_late = self.rng.chance(200);
             let delay =
                 if is_late { self.rng.range(3_000, 60_000) } else { self.rng.range(20, 3_000) };
@@ -112,7 +112,7 @@ impl World {
         Ok(())
     }
 
-    /// What a member's look at its leases came to is proposed.
+    /// Proposes an entry that a member's lease clock asked for.
     pub(super) fn clock_says(
         &mut self,
         id: u64,
@@ -131,8 +131,8 @@ impl World {
         self.wake(id)
     }
 
-    /// A client asks a member to keep a lease alive, which passes that on to whom it takes for the
-    /// leader.
+    /// Lets a client ask a member to keep a lease alive. The member forwards the request to the member that
+    /// it believes to lead.
     pub(super) fn ask_to_keep_alive(&mut self, client: usize, asked: u64, lease: i64) {
         let leads =
             |node: &&Node| node.live.is_some() && node.member == self.leaders[place(asked)].0;
@@ -157,7 +157,7 @@ impl World {
         self.after(delay, Event::KeepAlive { node, life, client, id, lease });
     }
 
-    /// A member is asked, as the leader, to keep a lease alive.
+    /// Lets a member, asked as the leader, keep a lease alive.
     pub(super) fn keep_alive(
         &mut self,
         (node, life): (u64, u64),
@@ -191,7 +191,7 @@ impl World {
         } else {
             live.mail.read(id).is_ok()
         };
-        // Whether or not its client still waits.
+        // The round continues even if its client no longer waits.
         let operating = self.clients[client].operating.as_mut();
         if let Some(operating) = operating.filter(|operating| operating.id == id) {
             operating.renewing = Some(renewing);
@@ -203,7 +203,7 @@ impl World {
         self.wake(node)
     }
 
-    /// The round, or the entry, that a renewal waits for has come back.
+    /// Completes a renewal, whose quorum round or checkpoint entry has come back.
     pub(super) fn renewed(&mut self, client: usize, node: u64, renewing: Renewing, by_entry: bool) {
         let Some(live) = self.nodes[place(node)].live.as_mut() else { return };
         let seat = live.seat();

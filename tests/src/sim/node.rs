@@ -1,4 +1,4 @@
-//! One simulated machine: its disk, and the member that runs on it while it is up.
+//! A simulated machine: its disk, and the member that runs on it while it is up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;
@@ -34,89 +34,95 @@ use super::ports::{CorePorts, MachinePorts, Memory, Sent, Told, Written};
 use super::streams::Hub;
 use crate::rng::Rng;
 
-/// In the time of leases, of which an election takes a second.
+/// Duration of an election, in the time of leases.
 const ELECTION: Duration = Duration::from_secs(1);
 
 const MEMBER_DIR: &str = "/member";
 
-/// Of the log.
+/// Size of a log segment, in bytes.
 pub(super) const SEGMENT_BYTES: u64 = 64 * 1024;
 
 /// A member while its process runs.
 pub(super) struct Live {
     pub core: Core,
-    /// What waits for the core.
+    /// Queue of input for the core.
     pub mail: Mail,
     pub tick_is_due: bool,
-    /// The core is busy; it has an event of its own.
+    /// Whether the core is busy until an event that is already scheduled.
     pub core_is_due: bool,
     pub writer: LogWriter,
     pub applier: Applier<Machine>,
     pub store: Store,
-    /// What waits for the log.
+    /// Queue of jobs for the log.
     pub log_jobs: VecDeque<LogJob>,
-    /// What the log is writing: taken when the write began. What comes meanwhile waits.
+    /// Jobs that the log is writing. It took them when the write began; later jobs wait.
     pub log_group: Option<Vec<LogJob>>,
-    /// What waits for the machine, and what it is doing.
+    /// Queue of jobs for the state machine.
     pub apply_jobs: VecDeque<ApplyJob>,
+    /// Jobs that the state machine is working on.
     pub turn: Option<Turn>,
-    /// Where watches are asked for.
+    /// Handle through which clients subscribe to watches.
     pub watches: WatchHub,
-    /// What tells them, run by hand.
+    /// Future that delivers events to watches; the simulation polls it.
     pub hub: Hub,
     pub hub_is_due: bool,
     pub written: Written,
-    /// The log had a torn end.
+    /// Whether the log had a torn end when the process began.
     pub was_torn: bool,
-    /// Its clock of leases, while it leads.
+    /// Leader's clock of leases.
     pub lessor: Lessor,
     pub noting: Option<Noting>,
-    /// Reads old entries, so many at the moment.
+    /// Reader of old log entries.
     pub reader: Reader,
+    /// Number of reads of old entries under way.
     pub fetching: usize,
-    /// The snapshot that is being written.
+    /// Snapshot that is being written.
     pub writing: Option<Arc<View>>,
     pub snapshots: Snapshots<Memory>,
-    /// What is behind `snapshots`.
+    /// Files of `snapshots`.
     pub bodies: Memory,
-    /// The next body to be sent is gone.
+    /// Whether the next snapshot body to be sent is missing.
     pub loses_body: bool,
-    /// Streams that stand, by peer.
+    /// Connected streams, by peer.
     pub connected: BTreeMap<u64, Link>,
-    /// What it shows of itself to others, and what it remembers of them: more than is written.
+    /// What this process shows of itself to its peers.
     pub shown: Appearance,
+    /// What this process remembers of its peers' promises; may be more than was written.
     pub witness: Witness,
+    /// Version of `witness` that was last written.
     pub witness_written: u64,
-    /// What its peers say of who the members are.
+    /// Member tables that its peers have reported.
     pub censuses: Censuses,
-    /// Peers that will never take this process' member for what it is.
+    /// Peers that will never accept this process as its member.
     pub disowned_by: BTreeSet<u64>,
-    /// The change of members that it has under way as leader, and those that wait for it.
+    /// Membership change that this member has under way as leader.
     pub changing: Option<Changing>,
+    /// Membership changes that wait for the one under way.
     pub changes: VecDeque<Asked>,
-    /// Snapshots that have arrived: from which machine, and which of its processes.
+    /// Received snapshots, with the machine and the process that sent each.
     pub transfers: BTreeMap<PathBuf, (u64, u64)>,
 }
 
-/// A stream to a process.
+/// A stream to one process of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link {
     pub machine: u64,
     pub life: u64,
-    /// Since when it stands.
+    /// Virtual time at which the stream connected.
     pub since: u64,
 }
 
-/// The small files of a data directory: each is replaced whole, and durable before anybody hears of it.
+/// Small files of a data directory. Each is replaced as a whole, and durable before any peer learns its
+/// contents.
 #[derive(Clone, Debug)]
 pub(super) struct Papers {
     pub incarnation: u128,
-    /// Starts so far.
+    /// Number of process starts so far.
     pub boots: u64,
-    /// A log was begun.
+    /// Whether a log was ever created.
     pub had_log: bool,
     pub tombstone: bool,
-    /// What is remembered of the other members, as it was last written.
+    /// What the process remembers of its peers' promises, as last written.
     pub witness: String,
 }
 
@@ -127,53 +133,54 @@ impl Papers {
     }
 }
 
-/// A copy of a machine, and the most that it may hold.
+/// Earlier copy of a machine's disk and files, and an upper bound of what the copied log holds.
 pub(super) struct Image {
     pub disk: SimulatedDisk,
     pub papers: Papers,
     pub held: OnDisk,
 }
 
-/// What a disk writes whole or not at all.
+/// Size of a disk sector in bytes; a sector is written completely or not at all.
 const SECTOR_BYTES: usize = 512;
 
-/// A machine.
+/// A simulated machine.
 pub(super) struct Node {
     pub id: u64,
-    /// Which member it is; 0 before it knows.
+    /// Id of the machine's member; 0 before the machine knows it.
     pub member: u64,
-    /// Where its peers find it.
+    /// Address at which peers find the machine.
     pub url: String,
     pub disk: SimulatedDisk,
     pub papers: Papers,
-    /// It has forgotten what its member has promised: nobody will take it for that again.
+    /// Whether the machine has lost what its member promised. No peer may accept it as that member
+    /// again.
     pub is_lost: bool,
-    /// Its process has ended for good, as one that its peers refuse.
+    /// Whether its process has ended for good, because its peers refuse it.
     pub is_over: bool,
-    /// Times that it was started and ended at once.
+    /// Number of starts that ended at once because the member was removed.
     pub refused_starts: u64,
-    /// An earlier moment of its disk.
+    /// Copy of an earlier state of the machine.
     pub image: Option<Image>,
     pub live: Option<Live>,
-    /// Counts processes, so that what was meant for an earlier one is dropped.
+    /// Number of the present process. Events for an earlier one are dropped.
     pub life: u64,
     pub paused_until: u64,
-    /// Virtual microseconds between its ticks.
+    /// Virtual microseconds between two ticks of the machine.
     pub tick: u64,
 }
 
-/// Why a member's step ended it.
+/// Reason why a member's step ended its process.
 #[derive(Debug)]
 pub(super) enum Down {
-    /// Its power failed.
+    /// The machine's power failed.
     Crashed,
-    /// Its disk failed, or was full, as ordered.
+    /// The machine's disk failed or was full, as a fault had ordered.
     DiskFailed,
-    /// It can't go on for another reason.
+    /// The process can't continue for any other reason, which is a violation.
     Broken(String),
 }
 
-/// The store's options: small bounds, so that a short history reaches them.
+/// Returns the store's options. The bounds are small, so that a short history reaches them.
 fn store_options(plan: &Plan, guards: Guards) -> StoreOptions {
     StoreOptions {
         cache_bytes: 256 * 1024,
@@ -191,13 +198,13 @@ fn store_options(plan: &Plan, guards: Guards) -> StoreOptions {
     }
 }
 
-/// The number that tells a process from all others.
+/// Returns a number that identifies a process among those of all machines.
 pub(super) fn run_of(machine: u64, life: u64) -> u64 {
     machine << 32 | life
 }
 
-/// The options of the driver, and `config` with this plan's bounds: small, so that old entries are
-/// fetched from the log and messages are many.
+/// Returns the driver's options, and `config` with this plan's bounds. They are small, so that old
+/// entries are fetched from the log and messages are frequent.
 fn driver_options(plan: &Plan, mut config: Config) -> (Config, DriverOptions) {
     config.cache_bytes = 8 * 1024;
     config.max_message_bytes = 4 * 1024;
@@ -229,7 +236,7 @@ fn log_options(guards: Guards) -> LogOptions {
 }
 
 impl Node {
-    /// The machine of a founding member, or of one that is yet to join: 0.
+    /// Creates a machine of member `member`, or of a member that is yet to join if that is 0.
     pub(super) fn new(id: u64, member: u64, seed: u64, tick: u64) -> Self {
         let disk = SimulatedDisk::new(seed);
         Self {
@@ -249,35 +256,35 @@ impl Node {
         }
     }
 
-    /// Whether it is one of those that the cluster began with.
+    /// Returns whether the cluster began with this machine.
     pub(super) fn is_founder(&self, plan: &Plan) -> bool {
         self.id <= plan.members
     }
 
-    /// Whether this is an address of this machine.
+    /// Returns whether `url` is an address of this machine.
     pub(super) fn owns(&self, url: &str) -> bool {
         url.starts_with(&format!("http://m{}-", self.id))
     }
 
-    /// The members, as it has them, while it runs.
+    /// Returns the view of the member's store, which has its member table, while its process runs.
     pub(super) fn members(&self) -> Option<Arc<View>> {
         self.live.as_ref().map(|live| live.store.view())
     }
 
-    /// Whom it exchanges messages with, and where it looks for them, while it runs.
+    /// Returns the peers that its process exchanges messages with, and their addresses.
     pub(super) fn neighbours(&self) -> Vec<Neighbour> {
         let Some(live) = &self.live else { return Vec::new() };
         live.censuses.neighbours(live.store.view().members(), MemberId(self.member))
     }
 
-    /// The member that it knows to be reached there.
+    /// Returns the member that its table has at this address.
     pub(super) fn member_at(&self, url: &str) -> Option<MemberId> {
         let view = self.members()?;
         let mut members = view.members().members();
         members.find(|member| member.peer_urls.iter().any(|at| at == url)).map(|member| member.id)
     }
 
-    /// What its disk says of its past.
+    /// Returns what the disk tells about the member's past.
     pub(super) fn past(&self) -> Past {
         let exists = Log::exists(&self.disk.shared(), Path::new(MEMBER_DIR));
         Past {
@@ -287,7 +294,8 @@ impl Node {
         }
     }
 
-    /// It has found out who it is, and asks for the whole state.
+    /// Notes the id of the joining member, and returns the number of its process. The member then asks
+    /// for the whole state.
     pub(super) fn begin_joining(&mut self, member: u64) -> u64 {
         self.member = member;
         self.papers.boots += 1;
@@ -295,7 +303,7 @@ impl Node {
         self.life
     }
 
-    /// The whole state, as another member has it, is what this one begins with.
+    /// Creates store and log from another member's whole state, `body`.
     pub(super) fn begin_with(
         &mut self,
         plan: &Plan,
@@ -323,12 +331,12 @@ impl Node {
         Ok(Log::create_after(at, &disk, dir, &identity, &log_options(guards))?)
     }
 
-    /// How its process shows itself.
+    /// Returns how its process presents itself to peers.
     pub(super) fn appearance(&self) -> Appearance {
         self.live.as_ref().map_or_else(|| self.shows_nothing(), |live| live.shown)
     }
 
-    /// How one does that has nothing on its disk.
+    /// Returns how a process with nothing on its disk presents itself.
     fn shows_nothing(&self) -> Appearance {
         Appearance {
             incarnation: Incarnation(self.papers.incarnation.to_be_bytes()),
@@ -338,7 +346,7 @@ impl Node {
         }
     }
 
-    /// Writes what it remembers of the others, if that is more than it has written.
+    /// Writes what it remembers of its peers' promises, unless that was written already.
     pub(super) fn write_witness(&mut self) {
         let Some(live) = &mut self.live else { return };
         if live.witness.version() > live.witness_written {
@@ -351,7 +359,7 @@ impl Node {
         Identity { cluster: 1, member: self.member, incarnation: self.papers.incarnation }
     }
 
-    /// A file for a store where there is none, or one that was never finished.
+    /// Creates a file for a new store, and removes one that was left unfinished.
     fn new_store(&self) -> Result<Box<dyn DiskFile>, Box<dyn Error>> {
         let (disk, dir) = (self.disk.shared(), Path::new(MEMBER_DIR));
         disk.create_dir(dir)?;
@@ -381,7 +389,7 @@ impl Node {
         Down::Broken(text)
     }
 
-    /// Starts the process: from nothing the first time, else from what the disk holds.
+    /// Starts the process. The first time it creates log and store, later it uses those on the disk.
     pub(super) fn boot(&mut self, plan: &Plan, seed: u64, guards: Guards) -> Result<(), Down> {
         self.life += 1;
         self.papers.boots += 1;
@@ -461,37 +469,37 @@ impl Node {
         })
     }
 
-    /// Whether its process is in the middle of taking over a snapshot.
+    /// Returns whether its process is installing a snapshot.
     pub(super) fn is_installing(&self) -> bool {
         self.live.as_ref().is_some_and(|live| live.written.installing)
     }
 
-    /// Whether its log had a torn end when its process began.
+    /// Returns whether its log had a torn end when its process began.
     pub(super) fn was_torn(&self) -> bool {
         self.live.as_ref().is_some_and(|live| live.was_torn)
     }
 
-    /// A write of the log that is under way when its process ends has got somewhere: nowhere yet,
-    /// to one of its operations on the disk, or to its end, which nobody was told of.
+    /// Decides how far a log write has got when its process ends. It has not begun if `operations` is
+    /// `None`. Otherwise power fails after that many disk operations, or the write completes unnoticed.
     pub(super) fn cut_short(&mut self, operations: Option<u64>) {
         let Some(live) = &mut self.live else { return };
         let Some(group) = live.log_group.take() else { return };
         if let Some(operations) = operations {
             self.disk.power_off_after(operations);
-            // Whether it got to its end is for the restart to find out.
+            // The restart finds out whether the write completed.
             let _ = live.writer.run(group);
         }
     }
 
-    /// The process is gone and so is what was not synced.
+    /// Ends the process and loses everything that was not synced.
     pub(super) fn crash(&mut self) {
-        // The disk first: what is dropped must not end cleanly.
+        // Crash the disk before dropping the process: destructors must not complete any writes.
         self.disk.crash();
         self.live = None;
         self.life += 1;
     }
 
-    /// The process is gone, the machine isn't.
+    /// Ends the process only: the machine keeps running.
     pub(super) fn kill(&mut self) {
         self.disk.kill();
         self.live = None;
@@ -500,17 +508,17 @@ impl Node {
 }
 
 impl Live {
-    /// Whether the core waits for the log or the machine to take what it has for them.
+    /// Returns whether the core must wait until the log or the state machine takes jobs from its queue.
     pub(super) fn is_blocked(&self, bound: usize) -> bool {
         self.log_jobs.len() >= bound || self.apply_jobs.len() >= bound
     }
 
-    /// Whether the core has something to do.
+    /// Returns whether the core has any work.
     pub(super) fn has_work(&self) -> bool {
         self.tick_is_due || !self.mail.is_empty() || self.core.has_more()
     }
 
-    /// A round of the core.
+    /// Runs one round of the core.
     pub(super) fn round(&mut self, rng: &mut Rng, plan: &Plan, calm: bool) -> Sent {
         let (mail, tick) = (self.mail.take(), mem::take(&mut self.tick_is_due));
         let mut ports = CorePorts {
@@ -531,14 +539,14 @@ impl Live {
         ports.sent
     }
 
-    /// Whether the log is writing so much that a power cut may leave a part of it.
+    /// Returns whether the log is writing enough bytes for a power cut to leave a part of them.
     pub(super) fn may_tear(&self) -> bool {
         let batches = self.log_group.iter().flatten().filter_map(LogJob::batch);
         batches.flat_map(|batch| &batch.entries).map(|entry| entry.data.len()).sum::<usize>()
             > 2 * SECTOR_BYTES
     }
 
-    /// The log takes what waits for it, unless it is still writing. Whether it begins to.
+    /// Lets the log take all its queued jobs, unless it is still writing. Returns whether it took any.
     pub(super) fn begin_group(&mut self) -> bool {
         if self.log_group.is_some() {
             return false;
@@ -549,7 +557,7 @@ impl Live {
         true
     }
 
-    /// The same of the machine; how many jobs it takes.
+    /// Lets the state machine take queued jobs, unless it is busy. Returns how many it took.
     pub(super) fn begin_turn(&mut self) -> usize {
         if self.turn.is_some() {
             return 0;
@@ -561,8 +569,8 @@ impl Live {
         before - self.apply_jobs.len()
     }
 
-    /// The machine does what it has taken; if `idle`, it makes the store durable. What it told, and
-    /// whether it can go on.
+    /// Runs a turn of the state machine; if `idle`, it then makes the store durable. Returns its
+    /// output, and whether the machine can continue.
     pub(super) fn run_turn(
         &mut self,
         turn: Turn,
@@ -583,13 +591,13 @@ impl Live {
         (out.told, done)
     }
 
-    /// The snapshot that was asked for is written.
+    /// Writes the snapshot that was requested, if there is one.
     pub(super) fn write_snapshot(&mut self) -> Option<Notice> {
         self.writing.take().map(|snapshot| self.snapshots.build(snapshot))
     }
 }
 
-/// A member that stops for another reason than its power is a violation by itself.
+/// Returns the violation for a member that stops although its power didn't fail.
 pub(super) fn broken(id: u64, why: &str) -> Violation {
     Violation::new("members start and run", format!("member {id}: {why}"))
 }

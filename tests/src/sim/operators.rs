@@ -1,6 +1,9 @@
-//! Operators: each reads a list of members somewhere, wants one change, asks any member for it, and
-//! waits; after a time-out it doesn't know, and reads again, or asks again for the same operation. What a member does with a change is
-//! production's ([`muster_node::membership::Judge`]); here is who is asked, and when.
+//! Operators, who change the members. Each reads a list of members from some member, decides on one change,
+//! asks any member for it, and waits. After a time-out the outcome is unknown. The operator then reads the list
+//! again, or asks again for the same operation.
+//!
+//! Production code ([`muster_node::membership::Judge`]) decides what a member does with a change. This module
+//! decides which member is asked, and when.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,52 +25,54 @@ use super::members::url;
 use super::node::Node;
 use super::world::{Event, TICK, World, place};
 
-/// The most voters that operators make, and the most machines of a history.
+/// Maximum number of voters that operators aim for.
 const MOST_VOTERS: u64 = 7;
+/// Maximum number of machines in a history.
 const MOST_MACHINES: usize = 14;
 
-/// An operator waits this long, then doesn't know.
+/// Virtual microseconds after which an operator considers the outcome unknown.
 const PATIENCE: u64 = 300_000;
-/// A leader waits so long for what it proposed, and so long for somebody to take over.
+/// Virtual microseconds that a leader waits for its proposal.
 const PROPOSED: u64 = 1_500_000;
+/// Virtual microseconds that a leader waits for its successor.
 const HANDING_OVER: u64 = 10 * TICK;
-/// Between two looks of a leader whether others have heard of the last change.
+/// Virtual microseconds between two checks whether a quorum knows of the last change.
 const LOOK_AGAIN: u64 = 5_000;
-/// Changes that wait for the one under way on a leader.
+/// Maximum number of changes that wait on a leader for the one under way.
 const QUEUED: usize = 16;
 
-/// A change that somebody is asked for.
+/// A membership change that a member is asked for.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
-    /// Who asks; nobody, where a leader promotes who waits for its vote.
+    /// Operator that asks; `None` if a leader promotes a learner that waits for its vote.
     operator: Option<usize>,
     number: u64,
     change: ChangeRequest,
-    /// A leader lets it wait for others to hear of the last change until then.
+    /// Virtual time until which the leader lets the change wait for a quorum to know of the last one.
     until: u64,
 }
 
-/// The change that a leader has under way.
+/// The membership change that a leader has under way.
 #[derive(Debug)]
 pub(super) struct Changing {
     asked: Asked,
-    /// What it proposed; 0 while it hands over.
+    /// Id of the proposed request; 0 while the leader hands over.
     request: u64,
 }
 
-/// See the module.
+/// An operator, and the request that it waits for.
 #[derive(Debug, Default)]
 pub(super) struct Operator {
-    /// What it waits for.
+    /// Number of the request that it waits for; 0 if none.
     waits: u64,
-    /// What it asked for last, unless it was answered.
+    /// Change that it last asked for, unless that was answered.
     unanswered: Option<ChangeRequest>,
-    /// How many voters it wants.
+    /// Number of voters that it wants.
     aim: u64,
 }
 
 impl World {
-    /// What a process says to a change, by all that it knows now.
+    /// Calls `says` with a judge of changes that knows what this process knows now.
     fn judge<T>(&self, node: &Node, says: impl FnOnce(&Judge<'_>) -> T) -> Option<T> {
         let live = node.live.as_ref()?;
         let since = |since: u64| Duration::from_micros(self.now - since);
@@ -127,7 +132,8 @@ impl World {
         self.pass_on(id, asked)
     }
 
-    /// Whoever is asked does it, or asks the leader that it knows.
+    /// Lets a member handle a change: it acts itself if it leads, or forwards the change to the leader it
+    /// knows.
     fn pass_on(&mut self, id: u64, asked: Asked) -> Result<(), Violation> {
         let node = &self.nodes[place(id)];
         let (life, member) = (node.life, node.member);
@@ -140,7 +146,7 @@ impl World {
             self.answer(&asked);
             return Ok(());
         };
-        // A stream of its own: asked once, or never.
+        // Production sends this on a stream of its own, so a request arrives once or never.
         let delays = self.network.delays(&mut self.rng, &self.plan, id, link.machine);
         if let Some(delay) = delays.first() {
             let (node, life) = (link.machine, link.life);
@@ -149,7 +155,7 @@ impl World {
         Ok(())
     }
 
-    /// A process is asked, as the leader.
+    /// Lets a process handle a change as the leader.
     pub(super) fn lead(&mut self, id: u64, life: u64, asked: Asked) -> Result<(), Violation> {
         let one_at_a_time = self.options.guards.one_change_at_a_time();
         let Some(live) = self.live(id, life) else { return Ok(()) };
@@ -215,7 +221,7 @@ impl World {
         self.wake(id)
     }
 
-    /// What became of a change on the process that proposed it.
+    /// Handles the outcome of a change on the process that proposed it.
     pub(super) fn change_done(
         &mut self,
         id: u64,
@@ -229,7 +235,7 @@ impl World {
         };
         let stale = matches!(outcome, Some(Err(ApplyError::Members(ChangeError::Stale { .. }))));
         if stale {
-            // Another one came in between: it is judged again.
+            // Another change came in between, so this one is judged again.
             self.lead(id, life, changing.asked)?;
         } else {
             self.answer(&changing.asked);
@@ -245,7 +251,7 @@ impl World {
         }
     }
 
-    /// The answer is on its way; it may be lost.
+    /// Schedules the answer to an operator; it may be lost.
     fn answer(&mut self, asked: &Asked) {
         let Some(operator) = asked.operator else { return };
         if !self.rng.chance(self.plan.loss) {
@@ -261,7 +267,7 @@ impl World {
         }
     }
 
-    /// An operator has its answer, or gives up.
+    /// Lets an operator continue, because it was answered or gave up.
     pub(super) fn operator_goes_on(&mut self, operator: usize, number: u64) {
         if self.operators[operator].waits == number {
             self.operators[operator].waits = 0;
@@ -270,7 +276,7 @@ impl World {
         }
     }
 
-    /// A leader promotes who was asked for as a voter, once it is ready.
+    /// Lets a leader promote the learner that waits for its vote, once that is ready.
     pub(super) fn promote_when_ready(
         &mut self,
         id: u64,
@@ -285,7 +291,7 @@ impl World {
         self.lead(id, life, Asked { operator: None, number: 0, change, until: 0 })
     }
 
-    /// What an operator wants, by the list that it has read.
+    /// Draws the change that an operator wants, given the list that it has read.
     fn wish(&mut self, operator: usize, table: &MemberTable) -> Option<MemberChange> {
         if self.operators[operator].aim == 0 || self.rng.chance(80) {
             self.operators[operator].aim = self.rng.range(1, MOST_VOTERS + 1);
@@ -304,7 +310,7 @@ impl World {
         let learners: Vec<&Member> = table.members().filter(|member| member.is_learner).collect();
         let count = voters.len() as u64;
         if self.rng.chance(60) {
-            // A retry of long ago, of an add that was done, and undone.
+            // Retry of an old addition that was carried out and undone since.
             let removed: Vec<MemberId> = table.removed().map(|(id, _)| id).collect();
             let id = *removed.get(self.rng.pick(removed.len().max(1)))?;
             let machine = self.nodes.iter().find(|node| node.member == id.0)?;
@@ -340,7 +346,7 @@ impl World {
     }
 
     fn add(&mut self, table: &MemberTable) -> Option<MemberChange> {
-        // Who has asked for a machine, and was not answered, asks for it again.
+        // A machine with an unanswered request is left to the operator that will ask again.
         let asked_for = |node: &Node| {
             let mut asked = self.operators.iter().filter_map(|one| one.unanswered.as_ref());
             asked.any(|asked| match &asked.change {
@@ -366,7 +372,7 @@ impl World {
         Some(MemberChange::Add(added(id, url, self.rng.chance(600), incarnation)))
     }
 
-    /// Whoever adds a member starts its machine.
+    /// Starts the machine of a member that is to be added, as its operator would.
     fn prepare(&mut self, change: &MemberChange) {
         let MemberChange::Add(member) = change else { return };
         let machine = self.nodes.iter().find(|node| node.owns(&member.peer_urls[0]));

@@ -1,5 +1,5 @@
-//! What a member's core and its machine reach while they run: their queues, small ones, and what they
-//! send, kept until the step is over.
+//! Ports of a member's core and state machine: small queues, and output that is kept until the step
+//! ends.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -23,11 +23,11 @@ use super::node::Link;
 use super::plan::Plan;
 use crate::rng::Rng;
 
-/// Snapshots' bodies in memory. Clones are the same.
+/// Snapshot bodies in memory. All clones share the same bodies.
 #[derive(Clone, Default)]
 pub(super) struct Memory {
     files: Rc<RefCell<BTreeMap<PathBuf, Bytes>>>,
-    /// The next body can't be written.
+    /// Whether creating the next body fails.
     fails: Rc<Cell<bool>>,
 }
 
@@ -41,7 +41,7 @@ impl Memory {
     }
 }
 
-/// A body on its way into [`Memory`].
+/// A body that is being written to [`Memory`].
 pub(super) struct NewBody {
     memory: Memory,
     path: PathBuf,
@@ -82,12 +82,12 @@ impl Bodies for Memory {
     }
 }
 
-/// What has gone into a log: entries that replace others, snapshots that come in.
+/// State of a member's log, derived from the batches written to it.
 #[derive(Debug, Default)]
 pub(super) struct Written {
-    /// The last entry.
+    /// Index of the last entry.
     pub last: u64,
-    /// A snapshot is on its way into log and store.
+    /// Whether a snapshot is being installed into log and store.
     pub installing: bool,
     pub conflicts: u64,
 }
@@ -105,10 +105,10 @@ impl Written {
     }
 }
 
-/// What a round of the core leaves to be done.
+/// Output of a round of the core, to be carried out afterwards.
 #[derive(Default)]
 pub(super) struct Sent {
-    /// Messages, and the stream that took them.
+    /// Messages, with the stream that accepted each; `None` if no stream did.
     pub messages: Vec<(Message, Option<Link>)>,
     pub snapshots: Vec<(Message, Bytes)>,
     pub fetches: Vec<Fetch>,
@@ -116,16 +116,17 @@ pub(super) struct Sent {
     pub refused: Vec<RequestId>,
     pub reads: Vec<ReadToken>,
     pub refused_reads: Vec<ReadToken>,
-    /// Changes of members that go into the log.
+    /// Membership changes written to the log.
     pub changes: Vec<Entry>,
-    /// A step of a snapshot's installation begins.
+    /// Whether a step of a snapshot's installation begins.
     pub installs: bool,
-    /// Queues that were full, and bodies that were gone.
+    /// Number of full queues that were met.
     pub full: u64,
+    /// Number of snapshots that could not be sent because their body was missing.
     pub bodiless: u64,
 }
 
-/// The core's surroundings.
+/// Everything that a core can call in the simulation.
 pub(super) struct CorePorts<'a> {
     pub rng: &'a mut Rng,
     pub plan: &'a Plan,
@@ -155,7 +156,7 @@ impl Outlets for CorePorts<'_> {
     }
 
     fn send_snapshot(&mut self, message: Message) -> bool {
-        // Once in a process' life a body is gone, also when all else is well.
+        // Lose one body in a process's life, even after the faults have ended.
         let body = self.snapshots.body_of(&message).filter(|_| !std::mem::take(self.loses_body));
         let is_there = body.is_some();
         self.sent.bodiless += u64::from(!is_there);
@@ -216,20 +217,20 @@ impl Outlets for CorePorts<'_> {
     }
 }
 
-/// What a turn of the machine told.
+/// Output of a turn of the state machine.
 #[derive(Default)]
 pub(super) struct Told {
     pub notices: Vec<Notice>,
     pub outcomes: Vec<(RequestId, Outcome)>,
     pub installed: Vec<PathBuf>,
-    /// A snapshot is to be written now.
+    /// Whether a snapshot must be written now.
     pub writes: bool,
 }
 
-/// The machine's surroundings.
+/// Everything that the state machine can call in the simulation.
 pub(super) struct MachinePorts<'a> {
     pub snapshots: &'a Snapshots<Memory>,
-    /// The snapshot that is being written.
+    /// Snapshot that is being written.
     pub writing: &'a mut Option<Arc<View>>,
     pub told: Told,
 }

@@ -1,4 +1,4 @@
-//! What clients ask of members, and what they make of the answers.
+//! Requests of clients to members, and the handling of the answers.
 
 use muster_node::apply::{ApplyError, Outcome, Response};
 use muster_node::driver::{Proposal, ReadToken, Refused};
@@ -14,7 +14,7 @@ use super::invariants::store::header_revision;
 use super::users::{ROOT, Token, Who};
 use super::world::{Event, World, place};
 
-/// What a member answers to who reads.
+/// A member's answer to a read.
 type Found = Result<RangeResponse, ApplyError>;
 
 impl World {
@@ -24,7 +24,7 @@ impl World {
         }
         if self.is_content(client) {
             if self.api_server(client).is_some() {
-                // It may have to list again.
+                // A copy may still have to be listed again.
                 self.next_operation(client);
             }
             return Ok(());
@@ -41,7 +41,7 @@ impl World {
         let users_floor = self.invariants.clients.users_floor();
         let (kind, who, token) = self.asks(client, node, id);
         let Some(caller) = self.identify(node, &who)? else {
-            // The next one asks without.
+            // The user's token proved invalid; the client's next request doesn't use it.
             self.next_operation(client);
             return Ok(());
         };
@@ -70,7 +70,7 @@ impl World {
         let life = self.node(node).life;
         let Some(live) = self.live(node, life) else { return Ok(()) };
         let asked = match kind {
-            // As the API does: what frees space is still taken.
+            // As in the API: requests that free space are still accepted when disk space is short.
             Kind::Write { grows: true, .. } if live.writer.is_short() => Err(Refused::Full),
             Kind::Write { operation, .. } => {
                 let data = command::encode(id, caller.into(), operation);
@@ -86,7 +86,7 @@ impl World {
         self.wake(node)
     }
 
-    /// What a client asks for, on whose behalf, and the token that it has.
+    /// Draws a client's next request and the user it is made as. Also returns the client's token.
     fn asks(&mut self, client: usize, node: u64, id: u64) -> (Kind, Who, Option<Token>) {
         if let Some(server) = self.api_server(client) {
             return (self.api_server_asks(server, id), Who::Named(ROOT), None);
@@ -94,7 +94,7 @@ impl World {
         let known = self.invariants.clients.floor();
         let mut draw = Draw { rng: &mut self.rng, keys: self.plan.keys, known };
         let kind = match self.clients[client].keeps {
-            // Who keeps a lease alive goes on doing so.
+            // A client that keeps a lease alive tends to continue.
             Some(lease) if draw.rng.chance(400) => Kind::KeepAlive(lease),
             _ => draw.kind(id),
         };
@@ -109,11 +109,11 @@ impl World {
         (kind, who, token)
     }
 
-    /// The client has had its answer, or gives up.
+    /// Ends a client's request, because it was answered or given up, and schedules the next one.
     pub(super) fn next_operation(&mut self, client: usize) {
         self.clients[client].operating = None;
         let pause = if self.api_server(client).is_some() { 40_000 } else { 15_000 };
-        // Now and then all at once, so that proposals share a batch.
+        // Let many clients start at once now and then, so that proposals share a batch.
         let delay = if self.rng.chance(300) { 500 } else { self.rng.range(500, pause) };
         self.after(delay, Event::Client { client });
     }
@@ -139,7 +139,8 @@ impl World {
         Ok(())
     }
 
-    /// A member has taken over a snapshot. An outcome that comes to it in there is told to nobody.
+    /// Records that a member has installed a snapshot. Outcomes of requests in the snapshot reach
+    /// no client, so those needn't be answered.
     pub(super) fn outcomes_lost(&mut self, node: u64) {
         let operating = self.clients.iter_mut().filter_map(|client| client.operating.as_mut());
         for operating in operating.filter(|operating| operating.node == node) {
@@ -147,7 +148,7 @@ impl World {
         }
     }
 
-    /// A member says that a proposal will never have an effect.
+    /// Records a member's statement that a proposal will never have an effect.
     pub(super) fn was_refused(&mut self, node: u64, id: u64) -> Result<(), Violation> {
         self.refused.push(id);
         if let Some(live) = self.nodes[place(node)].live.as_mut() {
@@ -168,7 +169,8 @@ impl World {
         }
     }
 
-    /// A member has applied a request; whoever waits for it there has his answer.
+    /// Checks the outcome of a request that a member has applied, and gives it to the client that
+    /// waits for it there.
     pub(super) fn outcome(
         &mut self,
         node: u64,
@@ -247,8 +249,9 @@ impl World {
         Ok(())
     }
 
-    /// Reads a member's store as it stands, and compares; the store's revision and what it found,
-    /// unless its disk gave out, or who asks may not.
+    /// Reads a member's store at its present state, and compares the result with the model. Returns
+    /// the store's revision and the result. Returns `None` if the disk failed or the user has no
+    /// permission.
     fn read(
         &mut self,
         node: u64,

@@ -1,5 +1,5 @@
-//! Clients that watch: one watch each, on a stream to some member; some read slowly, all of them
-//! move to another member now and then, or have to.
+//! Clients with one watch each, on a stream to some member. Some read slowly. All of them move to
+//! another member now and then, or when they have to.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -13,30 +13,31 @@ use super::clients::Draw;
 use super::invariants::watch::Watch;
 use super::world::{Event, World};
 
-/// Streams in each history.
+/// Number of streams in each history.
 pub(super) const STREAMS: usize = 3;
 
-/// The only watch of each stream.
+/// Id of each stream's only watch.
 const WATCH: i64 = 1;
 
-/// Notices and pieces of the past that a stream takes in a turn when it reads all there is.
+/// Maximum number of polls of a stream in a turn when it reads everything available.
 pub(super) const TURN: usize = 64;
 
-/// A piece of the past may be read and have nothing to tell; after so many it comes again later.
+/// Number of polls without a notice after which a stream's turn ends. Reading a piece of the past
+/// may yield no event.
 pub(super) const IN_VAIN: usize = 4;
 
-/// A member's hub, run by hand.
+/// Future of a member's watch hub, polled by the simulation.
 pub(super) type Hub = Pin<Box<dyn Future<Output = ()>>>;
 
-/// One stream.
+/// A stream with one watch.
 pub(super) struct Stream {
     pub watch: Watch,
     subscriber: Option<Subscriber>,
-    /// Whom it is connected to.
+    /// Machine that the stream is connected to.
     node: u64,
-    /// Virtual microseconds between its turns, at most.
+    /// Maximum virtual microseconds between two turns.
     pace: u64,
-    /// Notices that it takes in a turn.
+    /// Maximum number of polls in a turn.
     takes: usize,
 }
 
@@ -54,20 +55,20 @@ impl Stream {
         }
     }
 
-    /// The member is gone, and the connection with it.
+    /// Drops the connection if it leads to this member, which is gone.
     pub(super) fn disconnect(&mut self, node: u64) {
         if self.node == node {
             self.subscriber = None;
         }
     }
 
-    /// From now on it reads all there is.
+    /// Makes the stream read everything available from now on.
     pub(super) fn hurry(&mut self) {
         (self.pace, self.takes) = (8_000, TURN);
     }
 }
 
-/// Polls once; what is not ready now may be in a later turn.
+/// Polls a future once. What isn't ready now may be ready in a later turn.
 pub(super) fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),
@@ -76,7 +77,7 @@ pub(super) fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
 }
 
 impl World {
-    /// A stream's turn.
+    /// Lets a stream take its turn.
     pub(super) fn stream(&mut self, number: usize) -> Result<(), Violation> {
         let delay = self.rng.range(200, self.streams[number].pace);
         self.after(delay, Event::Stream { stream: number });
@@ -110,7 +111,7 @@ impl World {
                 continue;
             };
             let Ok(notice) = notice else {
-                // Its store can't be read any more; the member will be gone in a moment.
+                // The member's store can't be read any more, and the member will end in a moment.
                 stream.subscriber = None;
                 break;
             };
@@ -142,7 +143,7 @@ impl World {
         stream.node = node;
     }
 
-    /// A member's hub has something to do, and will, some time.
+    /// Schedules a run of a member's watch hub, unless one is scheduled already.
     pub(super) fn wake_hub(&mut self, node: u64) {
         let life = self.node(node).life;
         let Some(live) = self.live(node, life) else { return };

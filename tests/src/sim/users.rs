@@ -1,5 +1,5 @@
-//! Users in the simulation: what clients ask to be changed of users and roles, and on whose behalf they ask
-//! for everything else. As in the API, a member says who that is by what it knows itself: it may be behind.
+//! Users in the simulation: requests that change users and roles, and the users that clients make their
+//! other requests as. As in the API, a member identifies the user by its own store, which may be behind.
 
 use std::time::Duration;
 
@@ -20,36 +20,36 @@ use super::clients::{Draw, Kind};
 use super::world::{World, place};
 
 pub(super) const ROOT: &str = "root";
-/// Of users; the last one there never is.
+/// Names of users. The last one never exists.
 const NAMES: [&str; 4] = [ROOT, "ann", "bob", "eve"];
 const ROLES: [&str; 3] = [ROOT, "r1", "r2"];
-/// Tokens don't end by time here.
+/// Lifetime of tokens, so long that none expires here.
 const TTL: Duration = Duration::from_secs(3600);
 
-/// A token, by the entry that gave it.
+/// A token that a client has received.
 #[derive(Clone, Debug)]
 pub(super) struct Token {
     pub entry: u64,
     pub shown: String,
 }
 
-/// On whose behalf a client asks.
+/// User that a client makes a request as.
 #[derive(Clone, Debug)]
 pub(super) enum Who {
     Nobody,
-    /// Whom a certificate names.
+    /// User named by a client certificate.
     Named(&'static str),
-    /// Whose token it is.
+    /// User of this token.
     Shows(Token),
 }
 
-/// The letters of the token that a request is to give.
+/// Returns the random part of the token that `request` asks for.
 fn letters(request: u64) -> String {
     format!("letters-{request}")
 }
 
 impl Token {
-    /// What the entry gave that `request` asked for.
+    /// Returns the token that log entry `entry` assigned for `request`.
     pub(super) fn given(request: u64, entry: u64) -> Self {
         Self { entry, shown: format!("{}.{entry}", letters(request)) }
     }
@@ -65,7 +65,7 @@ impl Draw<'_> {
         Change::UserGrantRole(AuthUserGrantRoleRequest { user, role })
     }
 
-    /// A change of users and roles, most often one on the way to users who may do some of it.
+    /// Draws a change of users and roles. Most changes lead towards users who have some permissions.
     pub(super) fn change_of_users(&mut self, id: u64) -> Operation {
         let hash = Bytes::copy_from_slice(&id.to_be_bytes());
         let change = match self.rng.range(0, 100) {
@@ -118,7 +118,7 @@ impl Draw<'_> {
         Operation::ChangeAuth(AuthChange { change: Some(change) })
     }
 
-    /// On whose behalf something is asked for, by a client that may have a token.
+    /// Draws the user of a request by a client that may have a token.
     pub(super) fn who(&mut self, operation: Option<&Operation>, token: Option<&Token>) -> Who {
         let is_roots = matches!(operation, Some(Operation::ChangeAuth(_) | Operation::Compact(_)));
         match token {
@@ -131,7 +131,8 @@ impl Draw<'_> {
 }
 
 impl World {
-    /// Who that is, by what a member knows. None if it is told that its token proves nothing.
+    /// Identifies the caller by what the member knows. Returns `None` if the member finds the token
+    /// invalid.
     pub(super) fn identify(&mut self, node: u64, who: &Who) -> Result<Option<Caller>, Violation> {
         let Some(live) = &self.nodes[place(node)].live else { return Ok(None) };
         let view = live.store.view();
@@ -152,7 +153,8 @@ impl World {
         }
     }
 
-    /// In a history with users: now and then a change of them, or a password to be made a token.
+    /// In a history with users, replaces a request now and then by a change of them, or by a request for a
+    /// token.
     pub(super) fn or_of_users(&mut self, node: u64, id: u64, kind: Kind) -> Kind {
         let live = self.nodes[place(node)].live.as_ref();
         let counts = live.is_some_and(|live| live.store.is_auth_enabled());
@@ -169,7 +171,7 @@ impl World {
         Kind::Write { operation, grows: false }
     }
 
-    /// The change of a password into a token, by what the member knows.
+    /// Returns a request that exchanges a password for a token, as the member would propose it.
     fn token_for(&mut self, node: u64, id: u64) -> Operation {
         let user = NAMES[self.rng.pick(NAMES.len())].to_owned();
         let revision = self.users_revision(node).unwrap_or_default();
@@ -178,13 +180,13 @@ impl World {
         Operation::AssignToken(AssignToken { user, revision, secret })
     }
 
-    /// Of the users and roles that a member knows.
+    /// Returns the revision of users and roles that a member knows.
     pub(super) fn users_revision(&self, node: u64) -> Option<u64> {
         let live = self.nodes[place(node)].live.as_ref();
         Some(live?.store.view().auth().revision())
     }
 
-    /// Whether a member lets somebody read what its view has: by the model, too.
+    /// Returns whether a member permits a read of its view, after comparing the decision with the model's.
     pub(super) fn may_read(
         &mut self,
         node: u64,

@@ -1,5 +1,5 @@
-//! What members do: something comes in, their core takes it in a round, and what follows goes out.
-//! What is decided in it is production's ([`muster_node::driver`]); here is only when.
+//! Steps of members: input arrives, the core takes it in a round, and the results are carried out.
+//! Production code ([`muster_node::driver`]) makes all decisions; this module only decides when.
 
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ impl World {
         if node.life == life { node.live.as_mut() } else { None }
     }
 
-    /// Whether the member is paused; then the event comes again when it wakes.
+    /// Returns how long the member is still paused, if it is. The caller then schedules the event
+    /// again for that time.
     pub(super) fn paused(&mut self, id: u64) -> Option<u64> {
         let now = self.now;
         let until = self.node(id).paused_until;
@@ -108,7 +109,7 @@ impl World {
         }
     }
 
-    /// With nothing to write, the log prepares for later; now and then it looks at the disk's space.
+    /// Lets an idle log prepare for later writes, and check the disk's free space.
     fn idle_log(&mut self, id: u64, life: u64) -> Result<(), Violation> {
         let Some(live) = self.live(id, life) else { return Ok(()) };
         let changed = live.writer.look_at_space();
@@ -132,7 +133,8 @@ impl World {
         let idle = self.rng.chance(10);
         let Some(live) = self.live(id, life) else { return Ok(()) };
         let Some(turn) = live.turn.take() else { return Ok(()) };
-        // Also what was applied before a checkpoint behind it failed: it may be durable.
+        // Check all entries, even if a checkpoint failed after they were applied: they may be
+        // durable.
         let entries = turn.entries().to_vec();
         let (told, result) = live.run_turn(turn, idle);
         self.begin_turn(id, life);
@@ -179,7 +181,7 @@ impl World {
         self.wake(id)
     }
 
-    /// Old entries are read beside the log's writer, and may be gone by then.
+    /// Reads old entries. The log's writer works at the same time, so they may be gone by then.
     pub(super) fn fetch(&mut self, id: u64, life: u64, fetch: Fetch) -> Result<(), Violation> {
         if let Some(wait) = self.paused(id) {
             self.after(wait, Event::Fetch { node: id, life, fetch });
@@ -196,7 +198,7 @@ impl World {
         }
     }
 
-    /// A snapshot is written while the machine goes on.
+    /// Writes a snapshot while the state machine continues.
     pub(super) fn snapshot_written(&mut self, id: u64, life: u64) -> Result<(), Violation> {
         if let Some(wait) = self.paused(id) {
             self.after(wait, Event::SnapshotWritten { node: id, life });
@@ -207,7 +209,7 @@ impl World {
         self.notice(id, life, notice)
     }
 
-    /// A piece of the store's compaction, if one is under way.
+    /// Takes one step of the store's compaction, if one is under way.
     pub(super) fn compact_step(&mut self, id: u64, life: u64) -> Result<(), Violation> {
         self.compare(id)?;
         let Some(live) = self.live(id, life) else { return Ok(()) };
@@ -229,10 +231,10 @@ impl World {
         }
     }
 
-    /// Something waits for a member's core. Most often it is taken at once; else what gathers
-    /// meanwhile shares a round.
+    /// Runs a member's core because it has input, most often at once. If the core is busy, inputs
+    /// gather and share a later round.
     pub(super) fn wake(&mut self, id: u64) -> Result<(), Violation> {
-        // The tick that waits for the pause's end ends it.
+        // The tick that is scheduled for the end of the pause wakes the member.
         if self.paused(id).is_some() {
             return Ok(());
         }
@@ -252,7 +254,7 @@ impl World {
         self.rounds(id)
     }
 
-    /// A core that was busy isn't any more.
+    /// Runs the rounds of a core that was busy until now.
     pub(super) fn core(&mut self, id: u64, life: u64) -> Result<(), Violation> {
         if let Some(wait) = self.paused(id) {
             self.after(wait, Event::Core { node: id, life });
@@ -264,7 +266,7 @@ impl World {
         if live.is_blocked(bound) { Ok(()) } else { self.rounds(id) }
     }
 
-    /// Rounds of a member's core until nothing is left for it, then the invariants.
+    /// Runs rounds of a member's core until it has no more work, then checks the invariants.
     pub(super) fn rounds(&mut self, id: u64) -> Result<(), Violation> {
         let (life, bound) = (self.node(id).life, self.plan.queued_jobs);
         let before = self.live(id, life).map(|live| Arc::clone(live.core.driver().members()));
@@ -339,7 +341,7 @@ impl World {
         Ok(())
     }
 
-    /// A message leaves on a stream to that process of the peer's.
+    /// Sends a message on the stream to one process of the peer.
     fn send(&mut self, from: u64, message: &Message, link: Link) {
         let (to, life) = (link.machine, link.life);
         let mut bytes = BytesMut::new();
