@@ -1,6 +1,6 @@
-//! etcd 7625 and 11284: one change of the members at a time, and the next one only when a quorum of
-//! the members knows that the last one is committed. Else some of them are two configurations behind,
-//! and may have a majority of their own there.
+//! Invariant: one membership change at a time (etcd 7625 and 11284). The next one is proposed only
+//! when a quorum of the members knows that the last one is committed. Otherwise some members are two
+//! configurations behind, and may have a majority of their own there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,24 +8,25 @@ use node_consensus::Entry;
 
 use crate::sim::Violation;
 
-/// See the module.
+/// Membership changes proposed so far, and each member's commit index.
 #[derive(Debug, Default)]
 pub struct Changes {
-    /// The highest commit index that each member has ever known.
+    /// Highest commit index that each member has ever known.
     known: BTreeMap<u64, u64>,
     /// Changes that leaders have proposed, as (index, term).
     proposed: BTreeSet<(u64, u64)>,
 }
 
 impl Changes {
-    /// A member knows that everything up to `commit` is committed.
+    /// Records that a member knows that everything up to `commit` is committed.
     pub fn knows(&mut self, member: u64, commit: u64) {
         let known = self.known.entry(member).or_default();
         *known = commit.max(*known);
     }
 
-    /// The leader `member`, who counts with `voters`, proposes a change; `may_count` says of an entry
-    /// of its log, by index and term, whether it may have changed who counts.
+    /// Checks a change that the leader `member` proposes, whose configuration has `voters`.
+    /// `may_count` tells for an entry of its log, by index and term, whether it may have changed the
+    /// configuration.
     pub fn proposes(
         &mut self,
         member: u64,

@@ -1,6 +1,6 @@
-//! Rule: membership exists once. The member table of every store is the model's at the store's
-//! position, and what a process' consensus counts with is its store's table (etcd 13196, 20967,
-//! 21694: members that were learners here and voters there).
+//! Invariant: membership exists once. Every store's member table equals the model's at the store's
+//! position. Each process's consensus uses its store's table. In etcd 13196, 20967 and 21694,
+//! members were learners in one place and voters in another.
 
 use muster_node::membership::MemberTable;
 use node_consensus::Members;
@@ -8,7 +8,7 @@ use node_consensus::Members;
 use crate::model::members::Membership;
 use crate::sim::Violation;
 
-/// A store that has applied entry `index` has this table.
+/// Checks the member table of a store that has applied entry `index`.
 pub fn table(
     machine: u64,
     index: u64,
@@ -30,7 +30,8 @@ pub fn table(
     Ok(())
 }
 
-/// A process that has applied what its store has counts with its members.
+/// Checks that consensus uses the members of the store's table, once it knows what the store has
+/// applied.
 pub fn counted(machine: u64, consensus: &Members, table: &MemberTable) -> Result<(), Violation> {
     let table = table.voters_and_learners();
     if *consensus == table {

@@ -1,26 +1,27 @@
-//! What was acknowledged to a client is committed, and stays so through everything.
+//! Invariant: a write that was acknowledged to a client is committed, and is never lost.
 
 use super::state_machine::StateMachineSafety;
 use crate::sim::Violation;
 
-/// See the module.
+/// Acknowledged puts and their revisions.
 #[derive(Debug, Default)]
 pub struct DurableAcks {
     acknowledged: Vec<(u64, i64)>,
 }
 
 impl DurableAcks {
-    /// A client was told that its put is done, at this revision.
+    /// Records that a client was told that its put succeeded at this revision.
     pub fn acknowledged(&mut self, put: u64, revision: i64) {
         self.acknowledged.push((put, revision));
     }
 
-    /// How many puts were acknowledged.
+    /// Returns the number of acknowledged puts.
     pub fn count(&self) -> usize {
         self.acknowledged.len()
     }
 
-    /// After the faults: every acknowledged put is committed, and no store is behind it.
+    /// Checks after the faults that every acknowledged put is committed and that the stores have
+    /// reached its revision.
     pub fn check(
         &self,
         committed: &StateMachineSafety,

@@ -1,5 +1,5 @@
-//! Raft paper, figure 3: at most one leader can be elected in a given term. With it what makes it
-//! so: a member votes at most once in a term, whatever happens to its disk and process.
+//! Invariant: at most one leader is elected in a given term (Raft paper, figure 3). This needs
+//! another one: a member votes at most once in a term, whatever happens to its disk and process.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use node_consensus::{Message, MessageKind, Role, Status};
 
 use crate::sim::Violation;
 
-/// See the module.
+/// Leaders by term, and votes by member and term.
 #[derive(Debug, Default)]
 pub struct ElectionSafety {
     leaders: BTreeMap<u64, u64>,
@@ -15,7 +15,7 @@ pub struct ElectionSafety {
 }
 
 impl ElectionSafety {
-    /// A member's state after a step.
+    /// Checks a member's state after a step.
     pub fn observe(&mut self, member: u64, status: &Status) -> Result<(), Violation> {
         if status.role != Role::Leader {
             return Ok(());
@@ -29,17 +29,17 @@ impl ElectionSafety {
         Err(Violation::new("election safety", what))
     }
 
-    /// Terms that had a leader.
+    /// Returns the number of terms that had a leader.
     pub fn elections(&self) -> u64 {
         self.leaders.len() as u64
     }
 
-    /// Whom a member has voted for.
+    /// Returns the candidate that a member has voted for in `term`.
     pub fn voted(&self, member: u64, term: u64) -> Option<u64> {
         self.votes.get(&(member, term)).copied()
     }
 
-    /// A vote has left a member.
+    /// Checks a vote that a member has sent.
     pub fn sent(&mut self, message: &Message) -> Result<(), Violation> {
         let candidate = match message.kind {
             MessageKind::RequestVoteResponse if !message.reject => message.to,

@@ -1,8 +1,8 @@
-//! Raft paper, figure 3: an entry committed in a term is in the logs of the leaders of all later
-//! terms.
+//! Invariant: an entry committed in a term is in the logs of the leaders of all later terms (Raft
+//! paper, figure 3).
 //!
-//! The term that counts is the one whose leader committed the entry, not the entry's own: a leader
-//! of term 3 whose votes arrived late may well lack an entry of term 2 that was committed in term 4.
+//! This means the term whose leader committed the entry, not the entry's own term. A leader of term
+//! 3 whose votes arrived late may lack an entry of term 2 that was committed in term 4.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,16 +11,17 @@ use node_consensus::{Role, Status};
 use super::state_machine::StateMachineSafety;
 use crate::sim::Violation;
 
-/// See the module.
+/// Leaders checked so far, and the term in which each entry was committed.
 #[derive(Debug, Default)]
 pub struct LeaderCompleteness {
     checked: BTreeSet<(u64, u64)>,
-    /// Up to which index entries were committed, and in which term: a leader is the first to know.
+    /// Term in which all entries up to an index were committed, by that index. A leader is the first
+    /// to know.
     committed_in: BTreeMap<u64, u64>,
 }
 
 impl LeaderCompleteness {
-    /// A member's state after a step; `term_at` reads its log.
+    /// Checks a member's state after a step; `term_at` reads its log.
     pub fn observe(
         &mut self,
         member: u64,

@@ -1,5 +1,5 @@
-//! A lease is not ended before its time, by the fastest clock that there is, and not kept twice as long
-//! once one member leads and goes on leading.
+//! Invariant: a lease doesn't end before its time, measured by the fastest clock. While one member keeps
+//! leading, it doesn't live longer than about twice its TTL.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use muster_node::lease::Lease;
 use crate::model::leases::LeaseEvent;
 use crate::sim::Violation;
 
-/// Virtual microseconds of one second of a lease: an election takes as long, as it does in production.
+/// Virtual microseconds of one second of a lease. An election takes that long, as in production.
 pub const LEASE_SECOND: u64 = 100_000;
-/// Until a leader that looks at its leases every tick has ended one that is over.
+/// Virtual microseconds in which a leader, which checks its leases at every tick, must end an expired one.
 const SLACK: u64 = 300_000;
 
 #[derive(Debug)]
 struct Life {
     lease: Lease,
-    /// Somebody was told that it has all of its TTL from then on.
+    /// Virtual time at which a client was told that the lease has its whole TTL left.
     told: u64,
-    /// A leader may have begun to count anew.
+    /// Virtual time at which a leader may have set the lease's clock back.
     counted: u64,
 }
 
@@ -28,18 +28,18 @@ impl Life {
     }
 }
 
-/// See the module.
+/// Leases that exist, and the number of expired ones.
 #[derive(Debug, Default)]
 pub struct Leases {
-    /// By the entry that granted it.
+    /// Living leases, by the index of the entry that granted each.
     lives: BTreeMap<u64, Life>,
-    /// Leases that clocks have ended.
+    /// Number of leases that a leader's clock has ended.
     pub expired: u64,
 }
 
 impl Leases {
-    /// An entry that is applied for the first time did this. `quickest`: what a second of the fastest clock
-    /// takes, per mille.
+    /// Checks the effect of an entry when it is applied for the first time. `quickest` is the shortest
+    /// second of any clock, in thousandths of a second.
     pub fn happened(
         &mut self,
         event: LeaseEvent,
@@ -67,21 +67,21 @@ impl Leases {
         Ok(())
     }
 
-    /// A leader has begun to count a lease anew; nobody may be told yet.
+    /// Records that a leader has set a lease's clock back; its client doesn't know yet.
     pub fn counts(&mut self, granted: u64, at: u64) {
         if let Some(life) = self.lives.get_mut(&granted) {
             life.counted = life.counted.max(at);
         }
     }
 
-    /// Somebody was told that it did.
+    /// Records that a client was told of a renewal that began at `at`.
     pub fn told(&mut self, granted: u64, at: u64) {
         if let Some(life) = self.lives.get_mut(&granted) {
             life.told = life.told.max(at);
         }
     }
 
-    /// The faults are over, and one member has led since `since`.
+    /// Checks after the faults that no lease is overdue; one member has led since `since`.
     pub fn look(&self, now: u64, since: u64) -> Result<(), Violation> {
         let late = |life: &&Life| now > life.counted.max(since) + 2 * life.ttl() + SLACK;
         match self.lives.values().find(late) {

@@ -1,47 +1,50 @@
-//! Clients see one copy: every request has its place in one order, which agrees with real time.
+//! Invariant: clients see a single copy of the data. All requests have an order that agrees with real
+//! time.
 //!
-//! What each request answers at its place is for the model to say ([`super::store`]); revisions
-//! make the rest cheap (the order needn't be searched): whoever begins after a revision was known to
-//! anybody must end at that revision or above, and above it if he makes one of his own.
+//! The model checks what each request answers at its place in that order ([`super::store`]). Revisions
+//! make the order known, so that no search is needed. A request that begins after a client knew a
+//! revision must be answered at that revision or a later one. If it makes a revision itself, that must be
+//! a later one.
 
 use crate::sim::Violation;
 
-/// What a request did.
+/// Kind of a request, by its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answered {
-    /// It made a revision.
+    /// The request made a revision.
     Change,
-    /// It did not.
+    /// The request made no revision.
     Read,
 }
 
-/// See the module.
+/// Newest revisions known to clients.
 #[derive(Debug, Default)]
 pub struct Linearizable {
-    /// Highest revision known to a client.
+    /// Highest revision of the store known to a client.
     known: i64,
-    /// The same of users and roles.
+    /// Highest revision of users and roles known to a client.
     users: u64,
 }
 
 impl Linearizable {
-    /// What a request that begins now must reach.
+    /// Returns the lowest revision at which a request that begins now may be answered.
     pub fn floor(&self) -> i64 {
         self.known
     }
 
-    /// By which users and roles, or newer ones, a request that begins now is judged.
+    /// Returns the lowest revision of users and roles by which a request that begins now may be judged.
     pub fn users_floor(&self) -> u64 {
         self.users
     }
 
-    /// A client was told of a change of users and roles by a member that had this revision of them then.
+    /// Records that a client was told of a change of users and roles. The member had this revision of
+    /// them then.
     pub fn users_changed(&mut self, revision: u64) {
         self.users = self.users.max(revision);
     }
 
-    /// Whether a linearizable read that began at `floor` is allowed was judged by users and roles of this
-    /// revision.
+    /// Checks the revision of users and roles by which a member decided whether a linearizable read is
+    /// permitted. The read began when `floor` was known.
     pub fn judged(&self, request: u64, floor: u64, revision: u64) -> Result<(), Violation> {
         if revision >= floor {
             return Ok(());
@@ -50,7 +53,7 @@ impl Linearizable {
         Err(Violation::new("linearizable", what))
     }
 
-    /// A request that began at `floor` was answered at `revision`.
+    /// Checks the revision at which a request was answered that began when `floor` was known.
     pub fn answered(
         &mut self,
         request: u64,

@@ -1,7 +1,9 @@
-//! Raft paper, figure 3: if two logs contain an entry with the same index and term, they are
-//! identical in all entries up through it. Checked entry by entry as it becomes durable or is shown
-//! to a peer: the same (index, term) means the same kind and bytes, and the same term before it. (A single
-//! voter that loses power may lead again in a term that nobody, its disk included, has heard of.)
+//! Invariant: if two logs contain an entry with the same index and term, they are identical in all entries
+//! up to it (Raft paper, figure 3).
+//!
+//! Each entry is checked when it becomes durable or is sent to a peer. Entries with the same (index, term)
+//! must have the same kind, the same bytes and the same preceding term. (A single voter that loses power
+//! may lead again in a term that is on no disk, its own included.)
 
 use std::collections::BTreeMap;
 
@@ -9,13 +11,13 @@ use node_consensus::Entry;
 
 use crate::sim::Violation;
 
-/// See the module.
+/// Entries seen so far: hash and preceding term, by index and term.
 #[derive(Debug, Default)]
 pub struct LogMatching {
     entries: BTreeMap<(u64, u64), (u64, Option<u64>)>,
 }
 
-/// FNV-1a.
+/// Returns the FNV-1a hash of `bytes`.
 pub fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -23,8 +25,8 @@ pub fn hash(bytes: &[u8]) -> u64 {
 }
 
 impl LogMatching {
-    /// A member has these entries in its log, or shows them, after an entry of term `before` if
-    /// that is known.
+    /// Checks entries that a member has in its log or sends. `before` is the term of the entry before
+    /// them, if it is known.
     pub fn observe(
         &mut self,
         member: u64,

@@ -1,4 +1,4 @@
-//! What must hold after every step, one file each.
+//! Invariants that must hold after every step, one file each.
 
 pub mod changes;
 pub mod configurations;
@@ -21,37 +21,37 @@ use node_consensus::{Message, MessageKind};
 
 use super::Violation;
 
-/// All of them.
+/// State of all invariants of one history.
 #[derive(Debug, Default)]
 pub struct Invariants {
-    /// One leader per term, one vote per member and term.
+    /// At most one leader per term, and one vote per member and term.
     pub elections: election_safety::ElectionSafety,
-    /// Equal (index, term), equal entries before it.
+    /// Equal (index, term) implies equal entries up to it.
     pub logs: log_matching::LogMatching,
-    /// What is committed is in every later leader's log.
+    /// Committed entries are in every later leader's log.
     pub leaders: leader_completeness::LeaderCompleteness,
-    /// One entry per index is ever applied.
+    /// At most one entry is ever applied at each index.
     pub machines: state_machine::StateMachineSafety,
-    /// Terms, votes and commit indexes don't go back.
+    /// Terms, votes and commit indexes never go back.
     pub monotone: monotone::Monotone,
-    /// Reads and writes as if there were one copy.
+    /// Reads and writes behave as with a single copy.
     pub clients: linearizable::Linearizable,
-    /// Answers and stores are the model's.
+    /// Answers and stores equal the model's.
     pub stores: store::Stores,
-    /// The next change waits for the last.
+    /// The next membership change waits for the last.
     pub changes: changes::Changes,
-    /// Voters count, and nobody else.
+    /// Only voters count in a quorum.
     pub counts: quorum_counts::QuorumCounts,
-    /// Who was removed doesn't act.
+    /// Removed members never act.
     pub removed: removed::Removed,
     /// Leases live as long as they were granted for.
     pub leases: leases::Leases,
-    /// What was acknowledged stays.
+    /// Acknowledged writes are never lost.
     pub acks: durable_acks::DurableAcks,
 }
 
 impl Invariants {
-    /// A message has left a member, which runs on `machine`.
+    /// Checks a message that a member on `machine` has sent.
     pub fn sent(&mut self, machine: u64, message: &Message) -> Result<(), Violation> {
         self.monotone.sent(machine, message);
         if message.kind == MessageKind::Append {

@@ -1,5 +1,5 @@
-//! A member's term and commit index never go back while it runs, and its term never falls below
-//! what it has shown to others, not by a crash either. Within a term its vote, once given, stays.
+//! Invariant: a member's term and commit index never go back while it runs. Its term never falls
+//! below a term that it has sent, not even after a crash. Within a term, its vote never changes.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,18 @@ struct Seen {
     vote: u64,
     commit: u64,
     applied: u64,
-    /// The highest term it ever put into a message that claims it.
+    /// Highest term in any message that it has sent; pre-votes don't count.
     shown: u64,
 }
 
-/// See the module.
+/// Last known state of each machine's member.
 #[derive(Debug, Default)]
 pub struct Monotone {
     members: BTreeMap<u64, Seen>,
 }
 
 impl Monotone {
-    /// A member's state after a step of its `life`.
+    /// Checks a member's state after a step of process `life`.
     pub fn observe(&mut self, member: u64, life: u64, status: &Status) -> Result<(), Violation> {
         let seen = self.members.entry(member).or_default();
         let violated = |what: String| Err(Violation::new("monotone", what));
@@ -58,12 +58,13 @@ impl Monotone {
         status.peers.iter().try_for_each(|peer| next_above_match(member, peer))
     }
 
-    /// A machine's disk is another one.
+    /// Drops what is known about a machine, because its disk was replaced.
     pub fn forget(&mut self, machine: u64) {
         self.members.remove(&machine);
     }
 
-    /// A message has left a member. Pre-votes speak of a term that nobody is in yet.
+    /// Records the term of a sent message. Pre-votes are left out, because they carry a term that
+    /// no member has yet.
     pub fn sent(&mut self, machine: u64, message: &Message) {
         use node_consensus::MessageKind::{RequestPreVote, RequestPreVoteResponse};
         if !matches!(message.kind, RequestPreVote | RequestPreVoteResponse) {
@@ -73,7 +74,7 @@ impl Monotone {
     }
 }
 
-/// A leader never means to send again what it knows a peer to have.
+/// Checks that a leader's next entry for a peer is one that the peer isn't known to have.
 fn next_above_match(member: u64, peer: &PeerStatus) -> Result<(), Violation> {
     if peer.next > peer.matched {
         return Ok(());

@@ -1,8 +1,9 @@
-//! Liveness: once the faults have ended, the members elect a leader, catch up and serve.
+//! Invariant (liveness): once the faults have ended, the members elect a leader, catch up and
+//! serve.
 
 use crate::sim::Violation;
 
-/// It took too long.
+/// Returns the violation for a cluster that made no progress in time.
 pub fn stuck(what: String) -> Violation {
     Violation::new("progress after the faults", what)
 }

@@ -1,6 +1,6 @@
-//! Raft paper, figure 2, with learners: a leader commits what a majority of the *voters* has on disk,
-//! and leads by the votes of a majority of them. A learner counts for nothing, and gets its vote only
-//! when little is left for it to fetch.
+//! Invariant: only voters count (Raft paper, figure 2, with learners). A leader commits entries that
+//! a majority of the *voters* has on disk, and leads by the votes of such a majority. A learner
+//! counts in neither case, and becomes a voter only when it lacks few entries.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use node_consensus::{Members, Role, Status};
 use super::election_safety::ElectionSafety;
 use crate::sim::Violation;
 
-/// See the module.
+/// Durable and committed indexes, and the leaders checked so far.
 #[derive(Debug, Default)]
 pub struct QuorumCounts {
-    /// The last entry that each member has ever had on disk.
+    /// Highest index that each member has ever had on disk.
     durable: BTreeMap<u64, u64>,
-    /// What any leader has committed.
+    /// Highest index that any leader has committed.
     committed: u64,
-    /// The term in which each leader was looked at.
+    /// Term in which each leader was last checked.
     looked_at: BTreeMap<u64, u64>,
 }
 
@@ -26,13 +26,13 @@ fn is_quorum(members: &Members, counts: impl Fn(u64) -> bool) -> bool {
 }
 
 impl QuorumCounts {
-    /// A member has its log up to `last` on disk.
+    /// Records that a member has its log up to `last` on disk.
     pub fn durable(&mut self, member: u64, last: u64) {
         let durable = self.durable.entry(member).or_default();
         *durable = last.max(*durable);
     }
 
-    /// A member's state after a step, in which it counted with one of `configurations`.
+    /// Checks a member's state after a step. It has used one of `configurations` in that step.
     pub fn observe(
         &mut self,
         member: u64,
@@ -63,7 +63,8 @@ impl QuorumCounts {
         Ok(())
     }
 
-    /// A leader whose log ends at `last` promotes a learner, which may lack `most` entries.
+    /// Checks that a promoted learner lacks at most `most` entries of the leader's log, which ends at
+    /// `last`.
     pub fn promoted(&self, learner: u64, last: u64, most: u64) -> Result<(), Violation> {
         let durable = self.durable.get(&learner).copied().unwrap_or(0);
         if durable > 0 && durable + most >= last {

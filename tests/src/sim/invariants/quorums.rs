@@ -1,13 +1,14 @@
-//! Raft dissertation, section 4.1: any quorum of a configuration meets any quorum of the next one.
+//! Invariant: any quorum of a configuration overlaps with any quorum of the next one (Raft
+//! dissertation, section 4.1).
 
 use node_consensus::Members;
 
 use crate::sim::Violation;
 
-/// One configuration follows another.
+/// Checks two consecutive configurations.
 pub fn meet(before: &Members, after: &Members) -> Result<(), Violation> {
     let both = before.voters.iter().filter(|id| after.voters.contains(id)).count();
-    // As few as possible of those that are in both.
+    // Minimum number of members of a quorum that are in both configurations.
     let shared = |members: &Members| {
         let quorum = members.voters.len() / 2 + 1;
         quorum.saturating_sub(members.voters.len() - both)

@@ -1,6 +1,8 @@
-//! Rule: a member that was removed never acts again. Its process doesn't start where its tombstone
-//! stands; it is not elected by votes of which a quorum of those that are left had applied its
-//! removal when they gave them; and no id, and no incarnation, is used a second time.
+//! Invariant: a removed member never acts again.
+//!
+//! - Its process doesn't start where its tombstone is.
+//! - It isn't elected if a quorum of the remaining voters had applied its removal when they voted.
+//! - No id and no incarnation is used twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,18 +11,19 @@ use node_consensus::{Members, Role, Status};
 use crate::model::members::Membership;
 use crate::sim::Violation;
 
-/// See the module.
+/// Removed machines, and what each member had applied.
 #[derive(Debug, Default)]
 pub struct Removed {
     /// Machines with a tombstone.
     buried: BTreeSet<u64>,
-    /// What each member has applied.
+    /// Highest index that each member has applied.
     applied: BTreeMap<u64, u64>,
-    /// What each member had applied when it voted, by member and term: a vote may be counted long after.
+    /// Index that each member had applied when it voted, by member and term. A vote may be counted much
+    /// later.
     voted: BTreeMap<(u64, u64), u64>,
-    /// The last term that each member has led in.
+    /// Last term in which each member has led.
     led: BTreeMap<u64, u64>,
-    /// Which member each incarnation began as.
+    /// Member as which each incarnation first ran.
     incarnations: BTreeMap<u128, u64>,
 }
 
@@ -29,12 +32,12 @@ fn violated(what: String) -> Result<(), Violation> {
 }
 
 impl Removed {
-    /// A tombstone stands on this machine.
+    /// Records that this machine has a tombstone.
     pub fn buried(&mut self, machine: u64) {
         self.buried.insert(machine);
     }
 
-    /// A machine's process runs, as a member of this incarnation.
+    /// Checks that a machine's process may run as this member with this incarnation.
     pub fn starts(
         &mut self,
         machine: u64,
@@ -51,7 +54,7 @@ impl Removed {
         violated(format!("the incarnation of {first} runs as {member}"))
     }
 
-    /// A member's state after a step.
+    /// Checks a member's state after a step.
     pub fn observe(
         &mut self,
         member: u64,

@@ -1,5 +1,5 @@
-//! Raft paper, figure 3: if a member has applied an entry at an index, no other member will ever
-//! apply a different one there.
+//! Invariant: if a member has applied an entry at an index, no other member ever applies a
+//! different one there (Raft paper, figure 3).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,17 +9,17 @@ use node_proto::command::{self, Said};
 use super::log_matching::hash;
 use crate::sim::Violation;
 
-/// See the module.
+/// Entries and requests applied so far.
 #[derive(Debug, Default)]
 pub struct StateMachineSafety {
-    /// (term, hash) by index.
+    /// Term and hash of each applied entry, by index.
     committed: BTreeMap<u64, (u64, u64)>,
-    /// Requests in it.
+    /// Ids of all requests in these entries.
     requests: BTreeSet<u64>,
 }
 
 impl StateMachineSafety {
-    /// A member was given this entry to apply.
+    /// Checks an entry that a member applies.
     pub fn observe(&mut self, member: u64, entry: &Committed) -> Result<(), Violation> {
         let position = entry.position;
         let found = (position.term, hash(&entry.data) ^ u64::from(entry.kind.number()));
@@ -41,17 +41,17 @@ impl StateMachineSafety {
         Err(Violation::new("state machine safety", what))
     }
 
-    /// (index, term) of what is committed from `first` on.
+    /// Returns (index, term) of all committed entries from index `first` on.
     pub fn from(&self, first: u64) -> impl Iterator<Item = (u64, u64)> {
         self.committed.range(first..).map(|(index, (term, _))| (*index, *term))
     }
 
-    /// Whether a request has been committed.
+    /// Returns whether a request has been committed.
     pub fn has_request(&self, request: u64) -> bool {
         self.requests.contains(&request)
     }
 
-    /// The highest index committed.
+    /// Returns the highest committed index.
     pub fn last(&self) -> u64 {
         self.committed.last_key_value().map_or(0, |(index, _)| *index)
     }

@@ -1,4 +1,4 @@
-//! What members answer and hold is what the model says: every outcome, every read, every store.
+//! Invariant: every outcome, every read and every store equals the model's.
 
 use muster_node::apply::{ApplyError, Outcome, Response};
 use muster_node::auth::AuthError;
@@ -9,10 +9,10 @@ use node_proto::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader};
 use crate::model::{Done, Model, State};
 use crate::sim::Violation;
 
-/// See the module.
+/// The model, compared with the members' stores.
 #[derive(Debug, Default)]
 pub struct Stores {
-    /// What they should hold.
+    /// Model that all stores must equal.
     pub model: Model,
 }
 
@@ -24,7 +24,7 @@ fn holds_other(what: String) -> Violation {
     Violation::new("stores hold the model", what)
 }
 
-/// The revision that an answer speaks of.
+/// Returns the revision in an outcome's header, if it has one.
 pub fn header_revision(outcome: &Outcome) -> Option<i64> {
     let header: &Option<ResponseHeader> = match outcome.as_ref().ok()? {
         Response::Put(response) => &response.header,
@@ -45,8 +45,8 @@ pub fn header_revision(outcome: &Outcome) -> Option<i64> {
 }
 
 impl Stores {
-    /// A member has applied a request. Where nobody waits for the answer it may lack what would
-    /// have to be read for it.
+    /// Checks the outcome of a request that a member has applied. If no client waits for it, the
+    /// outcome may lack data that would have to be read for it.
     pub fn answer(
         &self,
         member: u64,
@@ -68,7 +68,7 @@ impl Stores {
         Err(differs(format!("{member}, request {request}: {outcome:?}, not {expected:?}")))
     }
 
-    /// A member has answered a range from `view`.
+    /// Checks the result of a range request that a member has read from `view`.
     pub fn read(
         &self,
         member: u64,
@@ -83,7 +83,7 @@ impl Stores {
         Err(differs(format!("{member}, {request:?}: {found:?}, not {expected:?}")))
     }
 
-    /// A member lets somebody read a range of what `view` has, or says why not.
+    /// Checks a member's decision whether a caller may read a range of `view`.
     pub fn may_read(
         &self,
         member: u64,
@@ -101,8 +101,8 @@ impl Stores {
         Err(Violation::new("who may is the model's to say", what))
     }
 
-    /// A member says whose token it is that an entry gave. It may not know one that was given before it
-    /// started.
+    /// Checks the user that a member names for the token assigned by entry `entry`. The member may not
+    /// know a token that was assigned before it started.
     pub fn token(
         &self,
         member: u64,
@@ -119,7 +119,7 @@ impl Stores {
         Err(Violation::new("who may is the model's to say", what))
     }
 
-    /// How a view stands, which must be as the model stood there.
+    /// Returns the state of a view, after checking that it equals the model's at the same entry.
     fn state(&self, member: u64, view: &View) -> Result<State, Violation> {
         let at = view.applied().index;
         let state = State { revision: view.revision(), compacted: view.compacted() };
@@ -135,8 +135,8 @@ impl Stores {
         }
     }
 
-    /// A member's store holds what it should at its newest revision and, if `all`, at every one that
-    /// can be read.
+    /// Checks that a member's store equals the model at its newest revision. If `all` is true, it
+    /// checks every readable revision.
     pub fn holds(&self, member: u64, store: &Store, all: bool) -> Result<(), Violation> {
         let view = store.view();
         let state = self.state(member, &view)?;

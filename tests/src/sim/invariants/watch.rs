@@ -1,6 +1,6 @@
-//! A watch is told each change that it wants once, in order and whole revisions at a time; nothing
-//! that a progress notice has covered; and in the end everything. It can go on elsewhere from where
-//! it was told.
+//! Invariant of watches. A watch receives each change that it selects once, in order, and in whole
+//! revisions. It receives no change that an earlier progress notice has covered, and in the end it
+//! receives all of them. It can continue on another member from the revision that it has reached.
 
 use muster_node::mvcc::watch::{Picked, WatchSpec};
 use muster_node::mvcc::{EventKind, KeyRange, Revision};
@@ -10,15 +10,15 @@ use prost::Message as _;
 use crate::model::{Change, Model};
 use crate::sim::Violation;
 
-/// One watch, as its client knows it.
+/// State of one watch, as its client knows it.
 #[derive(Debug)]
 pub struct Watch {
     range: KeyRange,
     no_put: bool,
     no_delete: bool,
-    /// Everything up to here has been told.
+    /// Point up to which all selected changes have been received.
     told: Revision,
-    /// What the last progress notice said.
+    /// Revision of the last progress notice.
     covered: i64,
 }
 
@@ -26,18 +26,18 @@ fn violated(what: String) -> Violation {
     Violation::new("watch", what)
 }
 
-/// The last point of a revision.
+/// Returns the end of revision `main`, after all its changes.
 fn end_of(main: i64) -> Revision {
     Revision { main, sub: u32::MAX }
 }
 
 impl Watch {
-    /// A watch from `start` on.
+    /// Creates a watch that begins at revision `start`.
     pub fn new(range: KeyRange, no_put: bool, no_delete: bool, start: i64) -> Self {
         Self { range, no_put, no_delete, told: end_of(start - 1), covered: 0 }
     }
 
-    /// What to ask a member for, to go on.
+    /// Returns the request that continues the watch on any member.
     pub fn spec(&self) -> WatchSpec {
         WatchSpec {
             range: self.range.clone(),
@@ -48,7 +48,7 @@ impl Watch {
         }
     }
 
-    /// The first revision that it has not been told of.
+    /// Returns the first revision that isn't covered by events or progress.
     pub fn next_revision(&self) -> i64 {
         self.told.main.max(self.covered) + 1
     }
@@ -62,7 +62,7 @@ impl Watch {
         model.next_change(self.told, |change| self.wants(change))
     }
 
-    /// Events have come.
+    /// Checks events that have arrived.
     pub fn events(&mut self, model: &Model, picked: &Picked) -> Result<(), Violation> {
         for event in picked.events() {
             let kv = KeyValue::decode(event.kv.clone())
@@ -82,7 +82,7 @@ impl Watch {
         self.nothing_left(model, picked.revision(), "events")
     }
 
-    /// A progress notice has come.
+    /// Checks a progress notice that has arrived.
     pub fn progress(&mut self, model: &Model, revision: i64) -> Result<(), Violation> {
         self.nothing_left(model, revision, "progress")?;
         if revision < self.covered {
@@ -104,7 +104,7 @@ impl Watch {
         }
     }
 
-    /// It was ended, since what comes next has been compacted away; it begins again there.
+    /// Handles the end of a watch whose next revision was compacted away. It continues at `from`.
     pub fn compacted(&mut self, from: i64) -> Result<(), Violation> {
         if from <= self.next_revision() {
             let next = self.next_revision();
@@ -114,7 +114,7 @@ impl Watch {
         Ok(())
     }
 
-    /// In the end it has been told everything.
+    /// Returns whether the watch has received all its changes.
     pub fn is_done(&self, model: &Model) -> bool {
         self.next(model).is_none()
     }
