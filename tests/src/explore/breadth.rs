@@ -31,7 +31,7 @@ type Spotted = (Violation, u32, Option<u16>);
 
 /// Result of the breadth-first search.
 pub(super) struct Breadth {
-    /// Coverage so far.
+    /// Coverage of the search so far.
     pub report: Report,
     /// Step by which each state was reached.
     pub steps: Vec<Step>,

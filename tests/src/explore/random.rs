@@ -26,7 +26,7 @@ const FAULTS: [u32; 4] = [30, 100, 400, 1_500];
 /// Counters of random walks, and the violation they found.
 #[derive(Clone, Debug, Default)]
 pub struct Walks {
-    /// Number of walks.
+    /// Number of walks taken.
     pub walks: usize,
     /// Number of steps in all walks.
     pub steps: usize,

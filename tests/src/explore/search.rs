@@ -15,7 +15,7 @@ use crate::explore::world::World;
 /// Limits at which an exploration stops before it is complete.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Wall-clock time.
+    /// Maximum wall-clock time.
     pub time: Duration,
     /// Resident memory of the process, in bytes.
     pub memory: u64,

@@ -82,7 +82,7 @@ pub struct Host {
     pub data_lost: bool,
 }
 
-/// What an agent does next, or why it does nothing.
+/// Next step of an agent, or the reason why it takes none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mode {
     /// Takes part in forming the cluster, or watches its node.

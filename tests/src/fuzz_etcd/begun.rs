@@ -1,4 +1,4 @@
-//! Calls that may wait for long, and what they have been told.
+//! Calls that may wait long, and the answers they have received.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use super::lines::LineCall;
 use super::server::{Service, anonymous, line};
 
-/// What each call was told, by its number.
+/// Answers that each call has received, by its number.
 pub(super) type Told = BTreeMap<u64, Vec<String>>;
 
 #[derive(Default)]
@@ -28,7 +28,7 @@ impl Heard {
     }
 }
 
-/// The calls of one side.
+/// The waiting calls of one server.
 #[derive(Default)]
 pub(super) struct Begun {
     heard: Arc<Mutex<Heard>>,
@@ -42,7 +42,7 @@ impl Drop for Begun {
 }
 
 impl Begun {
-    /// Makes a call, and waits for nothing.
+    /// Starts a call without waiting for its answer.
     pub(super) fn begin(&mut self, number: u64, call: LineCall, service: Service) {
         let heard = self.heard.clone();
         let task = async move {
@@ -52,7 +52,7 @@ impl Begun {
         self.tasks.insert(number, tokio::spawn(task));
     }
 
-    /// Opens a stream of leaders, and waits for nothing.
+    /// Opens a stream that observes an election's leaders, without waiting for any.
     pub(super) fn observe(&mut self, number: u64, name: &'static str, service: Service) {
         let heard = self.heard.clone();
         let task = async move {
@@ -78,14 +78,14 @@ impl Begun {
         self.tasks.insert(number, tokio::spawn(task));
     }
 
-    /// The client goes away.
+    /// Drops the client of call `number`, as if it had disconnected.
     pub(super) fn abandon(&mut self, number: u64) {
         if let Some(task) = self.tasks.remove(&number) {
             task.abort();
         }
     }
 
-    /// What has been told since [`Self::forget`], and which calls are over.
+    /// Returns the answers since [`Self::forget`], and the calls that have ended.
     pub(super) fn told(&self) -> (Told, BTreeSet<u64>) {
         let heard = self.heard.lock().expect("nothing panics under this lock");
         (heard.told.clone(), heard.over.clone())

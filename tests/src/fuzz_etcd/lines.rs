@@ -1,9 +1,11 @@
-//! Requests about locks and elections, drawn from a seed: few lines, few leases, and whoever stands in
-//! line goes on doing so while other requests are made.
+//! Requests about locks and elections, drawn from a seed: few names and few leases. Callers stay in a queue
+//! while other requests are made.
 //!
-//! What is not drawn, and why: a wait on a lease of the server's own making, whose key has its random
-//! id (there is a lock that has it at once, and gives both back); the end of who waits for a lock and has
-//! lost its key, while somebody else stands in line with one of the same name (etcd takes that away, too).
+//! These are not drawn:
+//! - A wait on a lease that the server creates, because its key has a random id. There is a lock request
+//!   that gets the lock at once, and gives both back.
+//! - Ending a caller that waits for a lock and has lost its key, while another caller waits with a key of
+//!   the same name. etcd deletes that key as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,21 +21,21 @@ use crate::rng::Rng;
 
 const NAMES: [&str; 2] = ["l", "m"];
 const LEASES: [i64; 3] = [1, 2, -4];
-/// A lease that is never granted.
+/// Lease id that is never granted.
 const NO_LEASE: i64 = 77;
-/// It does not end during a run.
+/// TTL of leases in seconds, longer than any run.
 const TTL: i64 = 100_000;
-/// Whoever waits, at a time.
+/// Maximum number of waiting callers.
 const MAX_WAITING: usize = 5;
-/// Streams of leaders, at a time.
+/// Maximum number of streams that observe leaders.
 const MAX_OBSERVERS: usize = 3;
-/// Places that later requests name.
+/// Maximum number of queue entries that later requests may name.
 const MAX_PLACES: usize = 4;
 
-/// A difference that is meant.
+/// Reason of an intended difference: etcd may grant a lock to a caller whose key is gone.
 pub(super) const TOLD_TOO_LATE: &str = "etcd gives the lock, or the election, to whoever waited for it also if the key that stood in line is \
      gone by then, and so perhaps to several";
-/// What etcd says then, and this node instead.
+/// Beginning of etcd's late answer, and this node's refusal in place of it.
 const LATE: [(&str, &str); 2] = [
     ("CampaignResponse ", "Unknown: election: not leader"),
     ("LockResponse ", "Unknown: mutex: session is expired"),
@@ -46,7 +48,7 @@ pub(super) enum LineCall {
         name: &'static str,
         lease: i64,
     },
-    /// On a lease of the server's own making; and then both are given back.
+    /// Takes a lock on a lease that the server creates, then gives both back.
     LockOnOwnLease,
     Unlock(Bytes),
     Campaign {
@@ -61,7 +63,7 @@ pub(super) enum LineCall {
         lease: i64,
         value: &'static str,
     },
-    /// What is there is said by nobody.
+    /// Proclaims without naming a leader.
     ProclaimNothing,
     Resign {
         name: &'static str,
@@ -72,7 +74,7 @@ pub(super) enum LineCall {
     Leader(&'static str),
 }
 
-/// A place in a line.
+/// An entry in the queue of a lock or an election.
 #[derive(Clone, Debug)]
 struct Place {
     name: &'static str,
@@ -81,36 +83,36 @@ struct Place {
     lease: i64,
 }
 
-/// Who stands in line, and in which.
+/// A caller that waits in the queue of a lock or an election.
 #[derive(Clone, Debug)]
 struct Waiter {
     name: &'static str,
     lease: i64,
-    /// The revision that made its key, once that has been seen.
+    /// Revision that created the caller's key, once that was observed.
     created: Option<i64>,
 }
 
-/// What is under way.
+/// Calls and streams under way, and keys of queue entries.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lines {
     next: u64,
     waiters: BTreeMap<u64, Waiter>,
     observers: BTreeSet<u64>,
-    /// The key of whoever was just given up, and the revision that made it.
+    /// Key of the caller that was just dropped, and the revision that created it.
     leaving: Option<(Bytes, i64)>,
     places: Vec<Place>,
-    /// The keys that are there, and the revisions that made them.
+    /// Existing keys, with the revisions that created them.
     keys: BTreeMap<Bytes, i64>,
 }
 
-/// The key of whoever stands in line on a lease.
+/// Returns the key of the queue entry for a name and a lease.
 fn key_of(name: &str, lease: i64) -> Bytes {
     let sign = if lease < 0 { "-" } else { "" };
     format!("{name}/{sign}{:x}", lease.unsigned_abs()).into()
 }
 
 impl Lines {
-    /// A request was made.
+    /// Records the effect of a request.
     pub(super) fn learn(&mut self, call: &Call) {
         self.leaving = None;
         match call {
@@ -136,8 +138,7 @@ impl Lines {
         }
     }
 
-    /// Looks at all keys, and at which calls are over: whether each call that must be over by now is,
-    /// and each that waits has its key.
+    /// Returns whether every call that has to be over by now is over, and every waiting call has its key.
     pub(super) fn is_settled(&mut self, keys: &[KeyValue], over: &BTreeSet<u64>) -> bool {
         let mut settled = true;
         for (_, waiter) in self.waiters.iter_mut().filter(|(number, _)| !over.contains(number)) {
@@ -147,21 +148,22 @@ impl Lines {
             waiter.created = created;
             let line = format!("{}/", waiter.name);
             let mut before = keys.iter().filter(|kv| kv.key.starts_with(line.as_bytes()));
-            // Who is not there yet, or is first, will have something to say.
+            // A caller without a key, or first in its queue, will still be answered.
             settled &= created.is_some_and(|created| before.any(|kv| kv.create_revision < created));
         }
         settled
     }
 
-    /// Whether the key of whoever was given up is still there. It goes when the server has noticed; not if
-    /// the call had not even arrived.
+    /// Returns whether the key of the dropped caller still exists. The server deletes the key once it
+    /// notices, unless the call had never arrived.
     pub(super) fn is_leaving(&self, keys: &[KeyValue]) -> bool {
         let Some((key, created)) = &self.leaving else { return false };
         keys.iter().any(|kv| kv.key == *key && kv.create_revision == *created)
     }
 
-    /// Takes out of what etcd told that somebody whose key is gone has what the line is for, where the node
-    /// told them that they have not; how many.
+    /// Replaces late answers of etcd by this node's refusal, and returns how many there were. An answer is
+    /// late if it grants a lock or an election although the caller's key is gone. The node must have
+    /// refused the same call.
     pub(super) fn told_too_late(&self, keys: &[KeyValue], etcd: &mut Told, node: &Told) -> u64 {
         let mut found = 0;
         for (number, told) in etcd {
@@ -179,7 +181,7 @@ impl Lines {
         found
     }
 
-    /// These calls are over, on both sides.
+    /// Removes the calls that have ended on both sides.
     pub(super) fn end(&mut self, over: &BTreeSet<u64>) {
         for number in over {
             self.observers.remove(number);
@@ -187,7 +189,7 @@ impl Lines {
         }
     }
 
-    /// The keys that are there, whoever made them.
+    /// Records all existing keys, whichever call made them.
     pub(super) fn found(&mut self, keys: &[KeyValue]) {
         self.keys = keys.iter().map(|kv| (kv.key.clone(), kv.create_revision)).collect();
         for kv in keys {
@@ -205,7 +207,7 @@ impl Lines {
         self.places.drain(..surplus);
     }
 
-    /// Who may be given up.
+    /// Returns the calls and streams whose client may be dropped.
     fn may_go(&self) -> Vec<u64> {
         let waiters = self.waiters.iter().filter(|(_, waiter)| {
             let there = self.keys.get(&key_of(waiter.name, waiter.lease));
@@ -214,7 +216,7 @@ impl Lines {
         waiters.map(|(number, _)| number).chain(&self.observers).copied().collect()
     }
 
-    /// Whether streams of leaders are open, which may be told something.
+    /// Returns whether any stream observes leaders: it may still receive one.
     pub(super) fn has_observers(&self) -> bool {
         !self.observers.is_empty()
     }
@@ -223,7 +225,7 @@ impl Lines {
 pub(super) struct DrawLines<'r> {
     pub(super) rng: &'r mut Rng,
     pub(super) lines: &'r Lines,
-    /// The newest.
+    /// Newest revision of the store.
     pub(super) revision: i64,
 }
 
@@ -285,7 +287,7 @@ impl DrawLines<'_> {
         }
     }
 
-    /// One that somebody has, or had, or one that nobody has.
+    /// Draws a queue entry that exists or existed, or one that never did.
     fn place(&mut self) -> Place {
         if !self.lines.places.is_empty() && self.rng.chance(850) {
             return self.one_of(&self.lines.places);

@@ -1,12 +1,13 @@
-//! The same requests to stock etcd and to muster-node, side by side: whole answers, codes and texts
-//! must be equal, and what watches are told.
+//! Differential fuzzing: the same requests to stock etcd and to muster-node. Complete answers, codes,
+//! texts and watch events must be equal.
 //!
-//! Everything is drawn from a seed, and each request goes to both before the next is drawn, so that
-//! a difference comes again from the same seed. It ends the run: from there on the two stores may
-//! differ for that reason alone.
+//! Everything is drawn from a seed. Each request goes to both servers before the next one is drawn, so
+//! the same seed repeats a difference. The first difference ends the run: it may cause all later ones.
 //!
-//! A run has a subject: keys, watches and leases; the same with users who may do different things; or
-//! locks and elections, where whoever waits goes on waiting while others ask.
+//! A run has one of three subjects:
+//! - Keys, watches and leases.
+//! - The same requests by users with different permissions, and requests about users and roles.
+//! - Locks and elections, where callers keep waiting in a queue while others make requests.
 
 mod begun;
 mod lines;
@@ -28,25 +29,25 @@ use self::server::{Answer, Server};
 use self::users::{AuthCall, DrawUsers, Users};
 use crate::rng::Rng;
 
-/// What watches are told is compared once nothing has come for so long.
+/// Time without new events after which watches are compared.
 const QUIET: Duration = Duration::from_millis(60);
-/// etcd looks after watches of the past ten times a second.
+/// Time in which a watch of old revisions catches up: etcd serves those ten times a second.
 const CAUGHT_UP: Duration = Duration::from_millis(350);
-/// What one side has been told and the other has not by then will not come.
+/// Time after which an event or answer that only one side has received counts as missing on the other.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The longest that a request may take.
+/// Time limit of a request.
 const CALL_TIME: Duration = Duration::from_secs(20);
-/// Requests between two comparisons of what watches were told.
+/// Number of requests between two comparisons of watches.
 const BETWEEN_SETTLES: u64 = 40;
 
-/// Between two looks at how far both are.
+/// Interval between two checks of the state of both sides.
 const LOOK_AGAIN: Duration = Duration::from_millis(3);
-/// A stream of leaders that has something to say does so within that.
+/// Time within which an election's observer stream reports a change.
 const OBSERVED: Duration = Duration::from_millis(30);
-/// A key that is not gone by then, although nobody waits for it any more, stays.
+/// Time after which a key is considered permanent, although its caller has stopped waiting.
 const LEFT: Duration = Duration::from_secs(1);
 
-/// What a run is about.
+/// Subject of a fuzzing run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Subject {
     /// Keys, transactions, watches, leases.
@@ -57,16 +58,16 @@ pub enum Subject {
     Lines,
 }
 
-/// What a run asked, and what came of it.
+/// Counters of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Requests that both answered alike.
+    /// Number of requests that both answered alike.
     pub requests: u64,
-    /// Of these, refusals.
+    /// Number of requests that were refused.
     pub refused: u64,
-    /// What watches were told, comparisons of it.
+    /// Number of comparisons of watches or queues.
     pub settles: u64,
-    /// Requests whose answers differ, and may: why, and how many.
+    /// Number of requests whose answers differ for an allowed reason, by that reason.
     pub allowed: BTreeMap<&'static str, u64>,
 }
 
@@ -77,21 +78,21 @@ pub struct Report {
      again: {again}"
 )]
 pub struct Difference {
-    /// Of the run.
+    /// Seed of the run.
     pub seed: u64,
-    /// Counted from 1.
+    /// Number of the request, counted from 1.
     pub number: u64,
-    /// The request.
+    /// The request and its caller.
     pub call: String,
-    /// One answer.
+    /// Answer of stock etcd.
     pub etcd: String,
-    /// The other.
+    /// The answer of muster-node.
     pub node: String,
-    /// What replays it.
+    /// Command that replays the difference.
     pub again: String,
 }
 
-/// A difference that is meant.
+/// An intended difference between the two servers.
 struct Allowed {
     why: &'static str,
     holds: fn(call: &Call, etcd: &Answer, node: &Answer) -> bool,
@@ -149,7 +150,7 @@ const NOBODY: &str = "etcdserver: user name is empty";
 const NOT_ALLOWED: &[&str] =
     &[NOBODY, "etcdserver: permission denied", "etcdserver: invalid auth token"];
 
-/// A refusal without its code: of locks and elections that is Unknown, whatever the text.
+/// Returns the text of a refusal without its code. For locks and elections the code is always Unknown.
 fn said(answer: &Answer) -> &str {
     answer.text.split_once(": ").map_or(answer.text.as_str(), |(_, text)| text)
 }
@@ -161,17 +162,17 @@ struct Pair {
     number: u64,
     subject: Subject,
     report: Report,
-    /// A watch was created since the last time that all were surely caught up.
+    /// Whether a watch was created since all watches were last known to have caught up.
     may_be_behind: bool,
     users: Users,
     lines: Lines,
 }
 
-/// Asks `requests` about `subject` of both programs, stock etcd first, in fresh clusters of one under
-/// `dir`.
+/// Sends `requests` requests about `subject` to both programs, stock etcd first. Each runs as a fresh
+/// single-member cluster under `dir`.
 ///
 /// # Errors
-/// The first [`Difference`] that is not a known one, or that a server could not be run.
+/// Returns the first [`Difference`] that isn't allowed, or an error if a server could not be run.
 pub async fn run(
     [etcd, node]: [&Path; 2],
     dir: &Path,
@@ -211,7 +212,7 @@ pub async fn run(
     Ok(pair.report)
 }
 
-/// What the next request may go by.
+/// Records what later requests depend on: revisions, compactions and alarms.
 fn learn(known: &mut Known, call: &Call, answer: &Answer) {
     if let Some(revision) = answer.revision {
         if let Call::Txn(request) = call
@@ -248,7 +249,8 @@ impl Pair {
 
     async fn ask(&mut self, asked: &Asked) -> Result<Answer> {
         let call = &asked.call;
-        // Whatever ends a watch, or asks how far all are, finds both sides equally far.
+        // Before a watch is canceled, its events compacted or its progress requested, both sides must
+        // have sent the same events.
         if matches!(call, Call::Compact(_) | Call::CancelWatch(_) | Call::WatchProgress) {
             self.settle(if self.may_be_behind { CAUGHT_UP } else { QUIET }).await?;
             self.may_be_behind = false;
@@ -269,14 +271,15 @@ impl Pair {
             bail!(self.difference(format!("{asked:?}"), etcd.text, node.text));
         }
         if matches!(call, Call::WatchProgress) {
-            // Its answer names the revision at which it was given.
+            // A progress answer names the revision at which it was given, so settle before more
+            // requests.
             self.settle(QUIET).await?;
         }
         self.report.refused += u64::from(etcd.is_refusal);
         Ok(etcd)
     }
 
-    /// Waits until both sides' watches have been told the same, and nothing more for `quiet`.
+    /// Waits until both sides' watches have received the same, and nothing more for `quiet`.
     async fn settle(&mut self, quiet: Duration) -> Result<()> {
         let mut last = (self.etcd.watches.told(), self.node.watches.told());
         let mut since = Instant::now();
@@ -297,11 +300,11 @@ impl Pair {
         Ok(())
     }
 
-    /// Waits until both have the same keys, whoever need not wait has been answered, and both have told
-    /// the same; the revision at which that is.
+    /// Waits until both sides agree: they have the same keys and have sent the same answers, and every
+    /// call that needn't wait is answered. Returns the revision of that state.
     async fn settle_lines(&mut self, call: &Call) -> Result<i64> {
-        // Whoever is first in line is known to be; who observes that, and whether a call that waits in
-        // another's place has arrived, can't be seen.
+        // The first in a queue is known to have its answer. Two things can't be observed: what an
+        // observer will be sent, and whether a call has arrived that shares another one's key.
         let hidden = self.lines.has_observers() || matches!(call, Call::Begin(..));
         let started = Instant::now();
         let mut last = None;

@@ -1,14 +1,15 @@
-//! Requests drawn from a seed: few keys, many odd values.
+//! Requests drawn from a seed: few keys and many unusual values.
 //!
-//! What is not drawn, and why: alarms of kinds, and actions on alarms, that etcd does not know (they make
-//! etcd panic), alarms of members that are not in the cluster (etcd keeps any number of them, this node
-//! refuses them), the CORRUPT alarm of a member (in etcd nobody writes any more, here that member alone
-//! serves nothing), transactions nested deeper than this node's bound, more than twelve keys
-//! (etcd's sort leaves equal ones of more than twelve in any order), and a compaction at a revision
-//! that may have deleted a key and made it again (etcd then removes the new record, which its index
-//! goes on naming: checksums lack it, and reading the key ends the server), and a put that keeps a
-//! key's value or lease in a transaction that also deletes to the end of the key space (etcd does
-//! not see that the two may meet, and ends where the key is gone).
+//! These are not drawn:
+//! - Alarm kinds and alarm actions that etcd doesn't know: they make etcd panic.
+//! - Alarms of members outside the cluster: etcd keeps any number of them, and this node refuses them.
+//! - A member's CORRUPT alarm: in etcd it stops all writes, here only that member stops serving.
+//! - Transactions nested deeper than this node's bound.
+//! - More than twelve keys: etcd's sort leaves equal ones in any order if there are more.
+//! - A compaction at a revision that may have deleted a key and created it again. etcd then removes the
+//!   new record while its index still names it. Checksums lack it, and reading the key ends the server.
+//! - A put that keeps a key's value or lease, in a transaction that also deletes to the end of the key
+//!   space. etcd doesn't notice that the two may affect one key, and ends if that key is gone.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +25,7 @@ use super::lines::LineCall;
 use super::users::AuthCall;
 use crate::rng::Rng;
 
-/// Whom a request names: ids differ between the two servers.
+/// Member that a request names. Ids differ between the two servers, so they are filled in later.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Who {
     Itself,
@@ -32,24 +33,24 @@ pub(super) enum Who {
     Stranger,
 }
 
-/// What comes with a request about who makes it.
+/// Token that a request carries.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Shown {
     Nothing,
-    /// The last token that was kept in this place, whatever it still proves.
+    /// The last token stored in this place, whether it is still valid or not.
     Token(usize),
-    /// What nobody was given.
+    /// A token that was never issued.
     Rubbish,
 }
 
-/// A request, and who makes it.
+/// A request and its caller's token.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) by: Shown,
     pub(super) call: Call,
 }
 
-/// One request, as both servers get it.
+/// One request, as both servers receive it.
 #[derive(Clone, Debug)]
 pub(super) enum Call {
     Range(RangeRequest),
@@ -66,7 +67,7 @@ pub(super) enum Call {
     },
     MoveLeader(Who),
     Defragment,
-    /// To what no version can be brought down to: an action, and that.
+    /// A request to downgrade: action, and a version that no cluster can be downgraded to.
     Downgrade(i32, &'static str),
     LeaseGrant(LeaseGrantRequest),
     LeaseRevoke(i64),
@@ -76,19 +77,19 @@ pub(super) enum Call {
     Watch(Box<WatchCreateRequest>),
     CancelWatch(i64),
     WatchProgress,
-    /// A new stream takes the place of the one so far.
+    /// Replaces the watch stream by a new one.
     Reopen,
     Auth(AuthCall),
     Line(LineCall),
-    /// May wait for long: its answers are compared as they come.
+    /// A call with this number that may wait long; its answers are compared as they arrive.
     Begin(u64, LineCall),
-    /// Every leader from now on, and what they say.
+    /// Opens a stream with this number, which observes all leaders of an election from now on.
     Observe(u64, &'static str),
-    /// The client of a call that was begun goes away.
+    /// Drops the client of the call or stream with this number.
     Abandon(u64),
 }
 
-/// Where the servers stand, as the next request is drawn.
+/// State of the servers that the next request depends on.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
     pub(super) revision: i64,
@@ -98,7 +99,7 @@ pub(super) struct Known {
     pub(super) remade: BTreeSet<i64>,
 }
 
-/// That alarm's number.
+/// Number of the CORRUPT alarm.
 const CORRUPT: i32 = 2;
 
 impl Who {
@@ -107,7 +108,7 @@ impl Who {
     }
 }
 
-/// Keys that are asked for.
+/// Keys that requests use.
 pub(super) const KEYS: &[&str] =
     &["a", "aa", "ab", "b", "b\0", "c", "d", "da", "e", "f", "\0", "z"];
 
@@ -115,7 +116,7 @@ pub(super) struct Draw<'r> {
     pub(super) rng: &'r mut Rng,
     pub(super) known: &'r Known,
     pub(super) keys: &'static [&'static str],
-    /// No range ends before its key.
+    /// Whether ranges must not end before they begin.
     pub(super) is_ordered: bool,
 }
 
@@ -168,7 +169,7 @@ impl Draw<'_> {
         if self.rng.chance(15) { Bytes::new() } else { self.one_of(self.keys).into() }
     }
 
-    /// Where the range from this key ends.
+    /// Draws the end of a range that begins at `key`.
     fn range_end(&mut self, key: &Bytes) -> Bytes {
         let ends = ["", "", "", "\0", "\0", "b", "c", "e", "zz", "a"];
         let end = Bytes::from(self.one_of(&ends));
@@ -234,7 +235,8 @@ impl Draw<'_> {
         self.one_of(&[1, 2, 3, 3, -4, i64::MAX, 77, 0])
     }
 
-    /// None that would end during a run, which the two would do at different moments.
+    /// Draws a lease grant. No lease ends during a run, because it would end at different times on the
+    /// two servers.
     fn grant(&mut self) -> LeaseGrantRequest {
         let id = self.one_of(&[1, 2, 3, -4, i64::MAX]);
         let ttls = [100_000, 100_000, 100_000, 9_000_000_000, 9_000_000_001, i64::MAX];
@@ -308,7 +310,8 @@ impl Draw<'_> {
         while self.known.remade.contains(&revision) {
             revision -= 1;
         }
-        // Else a checksum might be asked for before all of it is done.
+        // A physical compaction has finished when it is answered. Otherwise a later checksum might be
+        // computed too early.
         CompactionRequest { revision, physical: true }
     }
 
@@ -345,7 +348,7 @@ fn deletes_to_the_end(txn: &TxnRequest) -> bool {
     })
 }
 
-/// Every put of `txn` says value and lease itself.
+/// Makes every put of `txn` set its value and lease itself.
 fn keep_nothing(txn: &mut TxnRequest) {
     for operation in txn.success.iter_mut().chain(&mut txn.failure) {
         match &mut operation.request {

@@ -1,4 +1,5 @@
-//! One member of one program, and what it answers, in a form that can be compared.
+//! One server under test, a single-member cluster, whose answers are converted into a comparable
+//! form.
 
 mod auth;
 mod line;
@@ -36,20 +37,20 @@ use crate::bench::process::Server as Process;
 use crate::client::channel;
 
 const START_TIME: Duration = Duration::from_secs(30);
-/// What no member is called.
+/// Member id that no member has.
 const STRANGER: u64 = 0xfeed;
-/// What each server's own id becomes.
+/// Value that replaces each server's own member id.
 const ITSELF: u64 = 1;
 
-/// A token that nobody was given.
+/// A token that was never issued.
 const RUBBISH: &str = "abcdefghijklmnop.1";
-/// No token lasts for less than a run.
+/// Lifetime of tokens in seconds, longer than any run.
 const TOKEN_SECONDS: u64 = 100_000;
 
-/// A way to the server, with a token or without one.
+/// Channel to the server that may attach a token.
 pub(super) type Service = InterceptedService<Channel, Shows>;
 
-/// Shows a token with each request.
+/// Interceptor that attaches a token to each request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shows(Option<AsciiMetadataValue>);
 
@@ -62,11 +63,11 @@ impl Interceptor for Shows {
     }
 }
 
-/// An answer, or a refusal.
+/// An answer or a refusal, in a comparable form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) text: String,
-    /// The revision in its header, if it has one.
+    /// Revision in the answer's header, if it has one.
     pub(super) revision: Option<i64>,
     pub(super) is_refusal: bool,
 }
@@ -81,14 +82,14 @@ pub(super) struct Server {
     member: u64,
     pub(super) watches: Watches,
     pub(super) begun: Begun,
-    /// What it gave, by the places that requests name.
+    /// Tokens that this server has issued, by the places that requests name.
     tokens: [Option<AsciiMetadataValue>; TOKENS],
     channel: Channel,
     _process: Process,
 }
 
 impl Server {
-    /// Starts `program` as a cluster of one in `dir`.
+    /// Starts `program` as a single-member cluster in `dir`.
     pub(super) async fn start(name: &'static str, program: &Path, dir: &Path) -> Result<Self> {
         fs_err::create_dir_all(dir)?;
         let ports = free_ports(2)?;
@@ -102,7 +103,7 @@ impl Server {
             format!("--listen-client-urls={client}"),
             format!("--advertise-client-urls={client}"),
             format!("--initial-cluster=one={peer}"),
-            // The lowest: passwords are said all the time.
+            // The lowest cost: requests check passwords all the time.
             "--bcrypt-cost=4".to_owned(),
             format!("--auth-token-ttl={TOKEN_SECONDS}"),
         ];
@@ -139,7 +140,7 @@ impl Server {
         }
     }
 
-    /// All keys, with the revision at which they are: asked by somebody who may.
+    /// Returns all keys and the revision they were read at, as an unauthenticated caller.
     pub(super) async fn keys(&self) -> Result<(i64, Vec<KeyValue>)> {
         let (key, range_end) = (vec![0].into(), vec![0].into());
         let all = RangeRequest { key, range_end, ..RangeRequest::default() };
@@ -162,13 +163,13 @@ impl Server {
         if let Ok(response) = &mut response {
             let alarms = response.get_mut().alarms.iter_mut();
             alarms.filter(|a| a.member_id == self.member).for_each(|a| a.member_id = ITSELF);
-            // As etcd's maps happen to have them.
+            // etcd lists alarms in the order of a Go map, which is random.
             response.get_mut().alarms.sort_unstable_by_key(|a| (a.alarm, a.member_id));
         }
         answer(response, |a| &mut a.header)
     }
 
-    /// Asks, and waits for the answer; what watches are told comes by itself.
+    /// Sends the request and waits for its answer. Watch events arrive separately.
     pub(super) async fn call(&mut self, asked: &Asked) -> Result<Answer> {
         let service = self.service(asked.by);
         let mut kv = KvClient::new(service.clone());
@@ -239,14 +240,15 @@ impl Server {
     }
 }
 
-/// What can be the same of two members: not ids and terms.
+/// Clears the header fields that differ between two clusters: ids and terms. Returns the header's
+/// revision.
 pub(super) fn anonymous(header: &mut Option<ResponseHeader>) -> Option<i64> {
     let header = header.as_mut()?;
     (header.cluster_id, header.member_id, header.raft_term) = (0, 0, 0);
     Some(header.revision)
 }
 
-/// One wish on a stream of its own, and its answer.
+/// Sends one keep-alive request on a stream of its own, and returns the answer.
 async fn keep_alive(
     mut lease: LeaseClient<Service>,
     id: i64,
@@ -263,7 +265,7 @@ async fn time_to_live(
 ) -> Result<tonic::Response<LeaseTimeToLiveResponse>, Status> {
     let mut response = lease.lease_time_to_live(request).await?;
     let left = response.get_mut();
-    // Seconds pass between the two.
+    // The two servers are asked at slightly different times.
     if left.ttl > (left.granted_ttl - 3_600).max(0) {
         left.ttl = left.granted_ttl;
     }
@@ -275,7 +277,7 @@ async fn leases(
     mut lease: LeaseClient<Service>,
 ) -> Result<tonic::Response<LeaseLeasesResponse>, Status> {
     let mut response = lease.lease_leases(LeaseLeasesRequest {}).await?;
-    // etcd lists them by the time that they have left.
+    // etcd lists leases by their remaining time.
     response.get_mut().leases.sort_unstable_by_key(|lease| lease.id);
     Ok(response)
 }
@@ -297,9 +299,9 @@ pub(super) fn answer<T: Debug>(
     }
 }
 
-/// Of a status: not versions, sizes and places in the log, which belong to the program. What must
-/// hold of them is checked instead. In use are etcd's pages, and here the bytes of the records: none
-/// in a store that is empty.
+/// Removes from a status what depends on the program: versions, sizes and log indexes. It checks
+/// their consistency instead. The size in use counts pages in etcd, but bytes of records here, so an
+/// empty store uses none.
 fn comparable(mut status: StatusResponse, member: u64) -> StatusResponse {
     let in_use = status.db_size_in_use;
     let sizes = format!("in use {}", 0 <= in_use && in_use <= status.db_size);
@@ -314,17 +316,17 @@ fn comparable(mut status: StatusResponse, member: u64) -> StatusResponse {
     }
     let own = format!("memberID:{member} ");
     for error in &mut status.errors {
-        // How many spaces stand in between depends on how etcd was built, deliberately.
+        // The protobuf text format varies its spaces deliberately, depending on how etcd was built.
         let words: Vec<&str> = error.split_whitespace().collect();
         *error = format!("{} ", words.join(" ")).replace(&own, "memberID:1 ");
     }
-    // etcd lists its alarms as Go's maps happen to have them.
+    // etcd lists alarms in the order of a Go map, which is random.
     status.errors.sort_unstable();
     status
 }
 
 impl Server {
-    /// Waits for the first answer that has a revision.
+    /// Returns the server's current revision.
     pub(super) async fn revision(&mut self) -> Result<i64> {
         let answer = self.call(&Asked { by: Shown::Nothing, call: Call::Status }).await?;
         answer.revision.context("a status has a header")

@@ -1,9 +1,11 @@
-//! Requests about users and roles, and other requests by whoever has a token, drawn from a seed.
+//! Requests about users and roles, and other requests by users with tokens, drawn from a seed.
 //!
-//! What is not drawn, and why: a permission for a range of a role that has another one from the same key
-//! (etcd overlooks the one that is there if another one comes before it, and then has it twice);
-//! an empty password in place of `root`'s (nobody is `root` any more then); ranges that end before their key
-//! (what etcd permits of these depends on how its tree of permissions happens to be).
+//! These are not drawn:
+//! - A permission for a second range with the same first key as another one of the role. etcd may overlook
+//!   the existing one if another permission precedes it, and then stores the range twice.
+//! - An empty new password for `root`: no caller could then authenticate as `root`.
+//! - Ranges that end before they begin. What etcd permits for these depends on the shape of its permission
+//!   tree.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,17 +20,18 @@ use super::requests::{Asked, Call, Draw, Known, Shown};
 use super::server::Answer;
 use crate::rng::Rng;
 
-/// Tokens that are kept at a time; the first place is for `root`'s.
+/// Number of tokens that are stored at a time. The first place is for a token of `root`.
 pub(super) const TOKENS: usize = 8;
-/// Keys that are asked for: with those of the lines, no more than etcd sorts in a definite order.
+/// Keys that requests use. With the keys of locks and elections, they are few enough for etcd to sort in a
+/// definite order.
 pub(super) const KEYS: &[&str] = &["a", "aa", "ab", "b", "b\0", "c", "d", "e", "\0", "z"];
 const ROOT: &str = "root";
 const USERS: [&str; 3] = [ROOT, "alice", "bob"];
 const ROLES: [&str; 3] = [ROOT, "few", "many"];
 const PASSWORDS: [&str; 4] = ["p", "q", "", "r"];
-/// What bcrypt does not read to its end.
+/// Password that is longer than bcrypt accepts.
 const TOO_LONG: &str = "seventy-three-letters-seventy-three-letters-seventy-three-letters-seventy";
-/// Lines that are entered on this lease alone, so that nobody waits in them.
+/// Lease of all requests for locks and elections here. With a single lease no request has to wait.
 const LEASE: i64 = 1;
 
 /// A request about users and roles.
@@ -37,7 +40,7 @@ pub(super) enum AuthCall {
     Enable,
     Disable,
     Status,
-    /// The token is kept in this place.
+    /// Authenticates; the token is stored in the place `keep`.
     Authenticate {
         name: &'static str,
         password: &'static str,
@@ -58,23 +61,24 @@ pub(super) enum AuthCall {
     RevokePermission(AuthRoleRevokePermissionRequest),
 }
 
-/// What the requests so far have made of users and roles.
+/// Users and roles that result from the requests so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Users {
     is_enabled: bool,
     passwords: BTreeMap<String, String>,
-    /// Who has the role `root`.
+    /// Users who have the role `root`.
     roots: BTreeSet<String>,
-    /// Of each role, the permissions: keys, and where the ranges from them end.
+    /// Permissions of each role: the ends of their ranges, by first key.
     roles: BTreeMap<String, BTreeMap<Bytes, Bytes>>,
-    /// Whose token is kept where, as long as it proves that.
+    /// User of the token stored in each place, while the token is valid.
     holders: [Option<&'static str>; TOKENS],
-    /// The line that was last entered, and the revision then: mostly the one that made its key.
+    /// Lock or election that was last entered, and the revision of that answer. Mostly this revision created
+    /// its key.
     place: Option<(&'static str, i64)>,
 }
 
 impl Users {
-    /// What follows from a request that was not refused.
+    /// Records the effect of a request that wasn't refused.
     pub(super) fn learn(&mut self, call: &Call, answer: &Answer) {
         match call {
             Call::Auth(call) => self.learn_auth(call),
@@ -161,7 +165,7 @@ impl DrawUsers<'_> {
         match self.rng.range(0, 100) {
             0..8 => {
                 let (name, keep) = (self.user(), self.rng.pick(TOKENS - 1) + 1);
-                // Who says a password may show whatever they like.
+                // A request that authenticates may carry any token.
                 Asked { by: self.by(500), call: Call::Auth(self.authenticate(name, keep)) }
             }
             8..14 => Asked { by: self.by(400), call: Call::Auth(self.look()) },
@@ -179,7 +183,7 @@ impl DrawUsers<'_> {
         of[self.rng.pick(of.len())]
     }
 
-    /// With so many of 1000 of them by `root`.
+    /// Draws a token; in `roots` of 1000 cases it is `root`'s.
     fn by(&mut self, roots: u64) -> Shown {
         if self.rng.chance(roots) {
             return Shown::Token(0);
@@ -199,7 +203,7 @@ impl DrawUsers<'_> {
         if self.rng.chance(40) { self.one_of(&["", "none"]) } else { self.one_of(&ROLES) }
     }
 
-    /// Mostly with the right password.
+    /// Draws an authentication, mostly with the right password.
     fn authenticate(&mut self, name: &'static str, keep: usize) -> AuthCall {
         let right = self.users.passwords.get(name);
         let right = right.and_then(|right| PASSWORDS.iter().find(|password| *password == right));
@@ -210,7 +214,7 @@ impl DrawUsers<'_> {
         AuthCall::Authenticate { name, password, keep }
     }
 
-    /// What has to be there before authentication can be enabled; and that.
+    /// Returns the next request that is needed to enable authentication.
     fn towards_enabled(&mut self) -> AuthCall {
         if !self.users.passwords.contains_key(ROOT) {
             return AuthCall::UserAdd(self.new_user(ROOT));
@@ -261,7 +265,7 @@ impl DrawUsers<'_> {
             22..28 => {
                 let (name, password) = (self.user(), self.one_of(&PASSWORDS));
                 match password {
-                    // Nobody could say it.
+                    // Nobody could authenticate with an empty password.
                     "" if name == ROOT => AuthCall::ChangePassword(name, "p"),
                     "r" if self.rng.chance(100) => AuthCall::ChangePassword(name, TOO_LONG),
                     _ => AuthCall::ChangePassword(name, password),
@@ -305,7 +309,8 @@ impl DrawUsers<'_> {
         AuthRoleRevokePermissionRequest { role: role.to_owned(), key, range_end }
     }
 
-    /// On one lease, or on one that is not there: so nobody waits.
+    /// Draws a request about a lock or an election. It uses one lease, or one that doesn't exist, so that it
+    /// never waits.
     fn line(&mut self) -> LineCall {
         let (name, lease) = (self.one_of(&["a", "d"]), self.one_of(&[LEASE, LEASE, LEASE, 77]));
         let (entered, revision) = self.users.place.unwrap_or((name, 1));

@@ -1,7 +1,7 @@
-//! A watch stream, and what it has been told.
+//! A watch stream and the events it has received.
 //!
-//! How events are spread over responses is the server's affair, and so is the order in which
-//! several watches are told: what is compared is what each watch was told, in order.
+//! Servers may distribute events over responses as they like, and may serve several watches in any order.
+//! So only the sequence of events of each watch is compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -19,16 +19,16 @@ use tokio::task::JoinHandle;
 use super::requests::Call;
 use super::server::Service;
 
-/// Requests on their way to the server.
+/// Maximum number of queued requests on the stream.
 const QUEUED: usize = 16;
-/// What a refused watch is called, and all of a stream's together; a watch may be called so, too.
+/// Watch id in responses that concern no single watch. A client may also choose it for a watch.
 const NOBODY: i64 = -1;
-/// Where progress of all is listed.
+/// Key under which progress of the whole stream is recorded.
 const PROGRESS: i64 = -2;
-/// Where refusals are.
+/// Key under which refused watches are recorded.
 const REFUSED: i64 = -3;
 
-/// What each watch was told, by its id.
+/// Events and notices that each watch has received, by its id.
 pub(super) type Told = BTreeMap<i64, Vec<String>>;
 
 #[derive(Default)]
@@ -36,15 +36,15 @@ struct Heard {
     told: Told,
     /// Watches that asked for previous values.
     previous: BTreeSet<i64>,
-    /// Whether each create that is still to be answered asks for them, in order; `None` of one that is made
-    /// for its answer alone.
+    /// Create requests without an answer yet, in order: whether each asked for previous values. `None`
+    /// stands for a request sent only for its answer.
     asked: std::collections::VecDeque<Option<bool>>,
 }
 
 pub(super) struct Watches {
     requests: mpsc::Sender<WatchRequest>,
     heard: Arc<Mutex<Heard>>,
-    /// A create has been answered, or the stream is over.
+    /// Notified when a create request was answered or the stream has ended.
     answered: Arc<Notify>,
     listener: JoinHandle<()>,
 }
@@ -65,7 +65,7 @@ impl Watches {
         let answered = Arc::new(Notify::new());
         let (log, tell) = (heard.clone(), answered.clone());
         let listener = tokio::spawn(async move {
-            // etcd answers a stream with nothing, not even its head, before it has something to say.
+            // etcd sends nothing on a stream, not even response headers, before it has a first response.
             let mut responses = match WatchClient::new(service).watch(stream).await {
                 Ok(responses) => responses.into_inner(),
                 Err(error) => {
@@ -96,7 +96,7 @@ impl Watches {
         Self { requests, heard, answered, listener }
     }
 
-    /// Returns once the server has read the request: what is written after it comes after it.
+    /// Sends a request and returns once the server has read it. Later writes therefore come after it.
     pub(super) async fn ask(&self, call: &Call) -> Result<()> {
         let union = match call {
             Call::Watch(create) => {
@@ -109,7 +109,8 @@ impl Watches {
             other => bail!("not for a watch stream: {other:?}"),
         };
         self.send(union).await?;
-        // Neither must be answered. Requests are read in order, and this one always is.
+        // The server may leave either request unanswered. It reads requests in order and always answers
+        // this one, which it refuses.
         let refused = WatchCreateRequest {
             key: Bytes::from_static(b"b"),
             range_end: Bytes::from_static(b"a"),
@@ -133,7 +134,7 @@ impl Watches {
         self.requests.send(request).await.context("the stream is open")
     }
 
-    /// What has been told since [`Self::forget`].
+    /// Returns what was received since [`Self::forget`].
     pub(super) fn told(&self) -> Told {
         self.heard.lock().expect("nothing panics under this lock").told.clone()
     }
@@ -147,7 +148,7 @@ impl Heard {
     fn take(&mut self, response: WatchResponse) {
         let revision = response.header.as_ref().map_or(0, |header| header.revision);
         let is_progress = !response.created && !response.canceled && response.events.is_empty();
-        // Progress of the whole stream is no refusal of a watch, though both name none.
+        // Progress of the whole stream has the same watch id as a refusal.
         let of_all = is_progress && response.watch_id == NOBODY;
         let id = match response.created && response.canceled {
             true => REFUSED,
@@ -175,7 +176,8 @@ impl Heard {
             list.push(format!("canceled at {revision}, compacted {compacted}: {why}"));
         }
         for mut event in response.events {
-            // etcd shares events between watches, and a previous value with them.
+            // etcd shares events between watches, and with them previous values that another watch asked
+            // for.
             if !self.previous.contains(&id) {
                 event.prev_kv = None;
             }

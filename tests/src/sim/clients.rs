@@ -23,7 +23,7 @@ const MEMBERS: u64 = 64;
 /// Machine number in the id of a request for whose outcome no client waits.
 pub(super) const NOBODY: u64 = 0;
 
-/// A client's request.
+/// A client's request to a member.
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
     /// Operation to be proposed. `grows` says whether it adds data.

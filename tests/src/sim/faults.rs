@@ -33,7 +33,7 @@ pub(super) enum Trouble {
     PowerCut,
     /// One of a disk's next operations fails or finds the disk full.
     Disk,
-    /// A member pauses.
+    /// A member pauses for a while.
     Pause,
     /// A member is asked to transfer its leadership.
     Transfer,

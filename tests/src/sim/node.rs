@@ -79,15 +79,15 @@ pub(super) struct Live {
     /// Snapshot that is being written.
     pub writing: Option<Arc<View>>,
     pub snapshots: Snapshots<Memory>,
-    /// Files of `snapshots`.
+    /// Files of `snapshots`, kept in memory.
     pub bodies: Memory,
     /// Whether the next snapshot body to be sent is missing.
     pub loses_body: bool,
     /// Connected streams, by peer.
     pub connected: BTreeMap<u64, Link>,
-    /// What this process shows of itself to its peers.
+    /// Appearance that this process shows to its peers.
     pub shown: Appearance,
-    /// What this process remembers of its peers' promises; may be more than was written.
+    /// Remembered promises of its peers; may be more than was written.
     pub witness: Witness,
     /// Version of `witness` that was last written.
     pub witness_written: u64,
@@ -122,7 +122,7 @@ pub(super) struct Papers {
     /// Whether a log was ever created.
     pub had_log: bool,
     pub tombstone: bool,
-    /// What the process remembers of its peers' promises, as last written.
+    /// Remembered promises of the other members, as last written.
     pub witness: String,
 }
 
@@ -143,7 +143,7 @@ pub(super) struct Image {
 /// Size of a disk sector in bytes; a sector is written completely or not at all.
 const SECTOR_BYTES: usize = 512;
 
-/// A simulated machine.
+/// One machine of the simulation.
 pub(super) struct Node {
     pub id: u64,
     /// Id of the machine's member; 0 before the machine knows it.

@@ -81,11 +81,11 @@ pub struct Report {
     pub trace: u64,
     /// Steps of the event loop.
     pub steps: u64,
-    /// Entries committed.
+    /// Entries that were committed.
     pub committed: u64,
     /// Number of terms that had a leader.
     pub elections: u64,
-    /// Writes answered.
+    /// Writes that were answered.
     pub writes: u64,
     /// Proposals that were refused.
     pub refused: u64,
@@ -95,7 +95,7 @@ pub struct Report {
     pub crashes: u64,
     /// Members that ended because their disk failed or was full.
     pub disk_failures: u64,
-    /// Snapshots installed.
+    /// Snapshots that were installed.
     pub snapshots: u64,
     /// Membership changes; each one is counted by every member that applied it.
     pub membership_changes: u64,

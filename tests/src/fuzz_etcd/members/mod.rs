@@ -1,9 +1,10 @@
-//! The same changes of members to a cluster of stock etcd and to one of muster-node.
+//! Differential fuzzing of membership changes: the same requests to a cluster of stock etcd and to one of
+//! muster-node.
 //!
-//! Ids and addresses differ between the two; in what is compared each member has a number, in the
-//! order in which it came. Both clusters keep a quorum all the time, since without one what is
-//! answered, and when, is chance; whoever came or went a moment ago is waited for until both count it
-//! as healthy or as gone.
+//! Ids and addresses differ between the two. In comparisons, each member therefore has a number, in the
+//! order in which members were added. Both clusters keep a quorum all the time: without one, answers and
+//! their timing would be random. After a member has started or stopped, the run waits until both clusters
+//! consider it healthy or gone.
 
 mod requests;
 mod side;
@@ -20,15 +21,16 @@ use self::side::{Answer, Side};
 use super::Difference;
 use crate::rng::Rng;
 
-/// etcd takes a member for healthy when it has been connected for five seconds; and what ends is
-/// noticed a little later by others.
+/// Time after which both clusters know which members are healthy. etcd considers a member healthy after
+/// five seconds of connection, and notices an ended one a little later.
 const HEALTHY: Duration = Duration::from_secs(7);
-/// etcd makes ids of URLs and the time in seconds: within one, a member that was removed would come back.
+/// Time after which etcd makes another id of the same URLs: it hashes them with the time in seconds.
+/// Within the same second, a removed member's id would come back.
 const SECOND: Duration = Duration::from_millis(1_100);
-/// The longest that anything takes which must come about on both sides.
+/// Time limit of everything that must happen on both sides.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Differences that are meant: why, what etcd answers, and what this node does.
+/// Intended differences: the reason, etcd's answer, and this node's answer.
 const ALLOWED: &[(&str, [&str; 2])] = &[(
     "etcd's table names its client's error here, which no status comes of: its code is lost",
     [
@@ -37,25 +39,25 @@ const ALLOWED: &[(&str, [&str; 2])] = &[(
     ],
 )];
 
-/// What came of a run.
+/// Counters of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Requests that both answered alike, or as is meant.
+    /// Number of requests that both answered alike, or with an allowed difference.
     pub requests: u64,
-    /// Of these, what differs and may: why, and how many.
+    /// Number of answers with an allowed difference, by its reason.
     pub allowed: BTreeMap<&'static str, u64>,
-    /// Of these, refusals.
+    /// Number of requests that were refused.
     pub refused: u64,
-    /// Members that were started, again or for the first time, and stopped.
+    /// Number of times that a member was started or stopped.
     pub moves: u64,
 }
 
-/// Asks `requests` of clusters of `members` members each, in fresh directories under `dir`.
+/// Sends `requests` requests to clusters of `members` members each, in fresh directories under `dir`.
 ///
-/// In a cluster of one nothing depends on time.
+/// With a single member, no answer depends on timing.
 ///
 /// # Errors
-/// The first [`Difference`], or that a cluster could not be run.
+/// Returns the first [`Difference`], or an error if a cluster could not be run.
 pub async fn run(
     [etcd, node]: [&Path; 2],
     dir: &Path,
@@ -102,9 +104,9 @@ pub async fn run(
 struct Run {
     sides: [Side; 2],
     known: Known,
-    /// From then on an id that etcd makes of the same URLs is another one.
+    /// Earliest time at which etcd makes another id of the same URLs.
     other_ids: Instant,
-    /// From then on whoever runs is healthy.
+    /// Time from which all running members are healthy.
     healthy: Instant,
     report: Report,
 }
@@ -126,7 +128,8 @@ impl Run {
         Ok([etcd?, node?])
     }
 
-    /// What follows from a request that both answered alike; and waits until both are so far.
+    /// Records the effect of a request that both answered alike, and waits until both clusters have
+    /// settled.
     async fn learn(&mut self, call: &Call, answer: &Answer) -> Result<()> {
         if answer.is_refusal {
             return Ok(());
@@ -166,7 +169,7 @@ impl Run {
     }
 }
 
-/// Looks again and again until `look` gives something.
+/// Calls `look` repeatedly until it returns a value.
 async fn until<T>(mut look: impl AsyncFnMut() -> Result<Option<T>>) -> Result<T> {
     loop {
         if let Some(found) = look().await? {

@@ -1,36 +1,39 @@
-//! Changes of members drawn from a seed: few members, many that must be refused.
+//! Membership changes drawn from a seed: few members, and many requests that must be refused.
 //!
-//! What is not drawn, and why: a second voter in a cluster of one (etcd then waits for it with
-//! everything, here it begins as a learner), peer URLs that are none in an update (etcd commits them, and
-//! some end the server at its next start), those with a query (etcd takes them, and never reaches anybody
-//! there), other URLs than its own for a member that runs (nobody would reach it),
-//! whatever would cost a cluster its quorum, and both a URL that is somebody else's in an update and a
-//! member that is started again: etcd judges what it has refused once more when it replays its log, by who
-//! is a member then, and takes the URL if that one is gone.
+//! These are not drawn:
+//! - A second voter in a cluster of one. etcd then blocks until that one joins; here it begins as a
+//!   learner.
+//! - Malformed peer URLs in an update: etcd commits them, and some end the server at its next start.
+//! - Peer URLs with a query: etcd accepts them, but never reaches any member there.
+//! - Other URLs than its own for a running member: no member could reach it.
+//! - Changes that would cost a cluster its quorum.
+//! - In the same run, an update to another member's URL and a member that is started again. When etcd
+//!   replays its log, it judges refused changes again by the members of that time. It then accepts the URL
+//!   if its owner is gone.
 
 use crate::rng::Rng;
 
-/// Who is asked about.
+/// Member that a request names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
-    /// By the order in which they came; it may be gone.
+    /// Member with this number, in the order of addition; it may have been removed.
     Member(usize),
     Nobody,
     Stranger,
 }
 
-/// A peer URL.
+/// A peer URL, before it is converted to text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Url {
-    /// That of a member, by the place that it has or had.
+    /// URL of the member with this number, which may have been removed.
     Place(usize),
-    /// Nobody listens there, and nobody will.
+    /// An address at which no member listens.
     Nowhere(u8),
-    /// As it is.
+    /// The URL is this text, unchanged.
     Odd(&'static str),
 }
 
-/// One request, or what becomes of a member, as both clusters get it; `at` says who is asked.
+/// A request to both clusters, or a start or stop of a member. `at` is the member that is asked.
 #[derive(Clone, Debug)]
 pub(super) enum Call {
     Add { urls: Vec<Url>, is_learner: bool, at: usize },
@@ -51,16 +54,16 @@ pub(super) struct Member {
     pub(super) is_gone: bool,
 }
 
-/// What both clusters are now.
+/// Present state of both clusters.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     pub(super) members: Vec<Member>,
     may_start: bool,
-    /// Members are started again, or updates name URLs of others.
+    /// Whether stopped members may be started again. If not, updates may name other members' URLs.
     starts_again: bool,
 }
 
-/// Places where a member can listen.
+/// Number of addresses at which members can listen.
 pub(super) const PLACES: usize = 12;
 
 impl Known {
@@ -76,7 +79,7 @@ impl Known {
         Self { members, may_start, starts_again }
     }
 
-    /// Where the next one can listen.
+    /// Returns the address of the next member.
     fn place(&self) -> Url {
         Url::Place(self.members.len())
     }
@@ -92,7 +95,7 @@ impl Known {
         });
     }
 
-    /// Whether any of these is or was a member's.
+    /// Returns whether any of these URLs is or was a member's.
     pub(super) fn have_been(&self, urls: &[Url]) -> bool {
         self.members.iter().any(|member| member.urls.iter().any(|url| urls.contains(url)))
     }
@@ -105,7 +108,7 @@ impl Known {
         self.named(who).urls = urls.to_vec();
     }
 
-    /// Gives who it was, if it ran.
+    /// Removes a member. Returns its number if its process was running.
     pub(super) fn remove(&mut self, who: Who) -> Option<usize> {
         let member = self.named(who);
         member.is_gone = true;
@@ -167,7 +170,7 @@ impl Draw<'_> {
         of[self.rng.pick(of.len())]
     }
 
-    /// One of those; any if there is none.
+    /// Draws a member that satisfies `which`, or any member if none does.
     fn among(&mut self, which: impl Fn(&Member) -> bool) -> usize {
         let mut those = self.known.are(which);
         those.extend(those.is_empty().then_some(0));
@@ -212,7 +215,8 @@ impl Draw<'_> {
         }
     }
 
-    /// Of a member that runs, or may: its own, or what must be refused.
+    /// Draws URLs for an update of a member that runs or may run later: its own, or some that must be
+    /// refused.
     fn urls_for(&mut self, who: Who) -> Vec<Url> {
         let other = Url::Place(self.rng.pick(self.known.members.len()));
         match who {
@@ -232,7 +236,7 @@ impl Draw<'_> {
                 known.members.len() < PLACES && (*is_learner || known.running_voters() > 1)
             }
             Call::Promote { who: Who::Member(number), .. } => {
-                // Whether one that has just ended is in sync is chance.
+                // It is random whether a member that has just stopped counts as in sync.
                 let member = &known.members[*number];
                 member.runs || !member.has_started || member.is_gone
             }
@@ -250,7 +254,7 @@ impl Draw<'_> {
                     || (!known.starts_again && urls.iter().any(taken))
             }
             Call::Remove { who: Who::Member(number), at } => {
-                // Who is asked may hear of its own end first.
+                // A member that is asked to remove itself might end before it answers.
                 number != at || known.voters() == 1
             }
             Call::Start(number) => {

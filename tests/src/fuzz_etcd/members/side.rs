@@ -1,4 +1,4 @@
-//! A cluster of one of the two programs, and what it answers, in a form that can be compared.
+//! A cluster of one of the two programs, whose answers are converted into a comparable form.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,17 +19,17 @@ use crate::bench::cluster::free_ports;
 use crate::bench::process::Server as Process;
 use crate::client::channel;
 
-/// What no member is called.
+/// Member id that no member has.
 const STRANGER: u64 = 0xfeed;
 
-/// What was answered.
+/// A cluster's answer, in a comparable form.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
     pub(super) text: String,
     pub(super) is_refusal: bool,
 }
 
-/// Where a member listens, if it ever runs: for peers and for clients.
+/// Addresses of a member for peers and for clients, and the channel to it.
 struct Place {
     peers: String,
     clients: String,
@@ -40,13 +40,13 @@ pub(super) struct Side {
     program: PathBuf,
     dir: PathBuf,
     places: Vec<Place>,
-    /// The members' ids, in the order in which they came.
+    /// Ids of the members, in the order of addition.
     ids: Vec<u64>,
     processes: BTreeMap<usize, Process>,
 }
 
 impl Side {
-    /// A cluster of so many members, all of which answer.
+    /// Starts a cluster of `members` members, and waits until all of them answer.
     pub(super) async fn start(program: &Path, dir: &Path, members: usize) -> Result<Self> {
         fs_err::create_dir_all(dir)?;
         let ports = free_ports(2 * PLACES)?;
@@ -90,7 +90,8 @@ impl Side {
         Ok(())
     }
 
-    /// As one that was added is started: with everybody who is a member, by some name.
+    /// Starts an added member, with the URLs of all present members; their names in that list don't
+    /// matter.
     fn join(&mut self, number: usize, known: &Known) -> Result<()> {
         let mut cluster = Vec::new();
         for other in known.are(|member| !member.is_gone) {
@@ -130,7 +131,7 @@ impl Side {
         urls.iter().map(|url| self.url(*url)).collect()
     }
 
-    /// Asks, or does what `call` says.
+    /// Sends the request, or starts or stops the member that `call` names.
     pub(super) async fn call(&mut self, call: &Call, known: &Known) -> Result<Answer> {
         let (added, members) = match call {
             Call::Add { urls, is_learner, at } => {
@@ -190,7 +191,7 @@ impl Side {
         })
     }
 
-    /// A member without what differs between the programs.
+    /// Formats a member without what differs between the programs.
     fn told(&self, member: &Member) -> String {
         let Member { id, name, peer_ur_ls, client_ur_ls, is_learner } = member;
         let number = self.ids.iter().position(|known| known == id);
@@ -210,15 +211,15 @@ impl Side {
         format!("{number:?} {name} {peers:?} {clients:?} learner {is_learner}")
     }
 
-    /// Waits for the end of one that was removed.
+    /// Waits until the process of a removed member has ended.
     pub(super) async fn ends(&mut self, number: usize) -> Result<()> {
         let mut process = self.processes.remove(&number).context("it runs")?;
         until(async || process.ended()).await?;
         Ok(())
     }
 
-    /// Waits until everybody who runs knows who leads, and all that a voter knows: the members above
-    /// all, and what those who run say of themselves.
+    /// Waits until every running member knows the leader and has applied as much as any voter.
+    /// Voters must also know all members and the client URLs of the running ones.
     pub(super) async fn settle(&mut self, known: &Known) -> Result<()> {
         let mut far = 0;
         for number in known.are(|member| member.runs && !member.is_learner) {
@@ -249,7 +250,7 @@ impl Side {
         Ok(())
     }
 
-    /// Whom a member takes for the leader, and how far it is.
+    /// Returns the leader that a member knows, and its applied index.
     async fn status(&self, number: usize) -> Option<(u64, u64)> {
         let mut maintenance = MaintenanceClient::new(self.places[number].channel.clone());
         let status = maintenance.status(StatusRequest {}).await.ok()?.into_inner();

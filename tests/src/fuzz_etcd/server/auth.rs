@@ -1,4 +1,4 @@
-//! Requests about users and roles.
+//! Execution of requests about users and roles.
 
 use node_proto::etcdserverpb::auth_client::AuthClient;
 use node_proto::etcdserverpb::{
@@ -12,7 +12,8 @@ use tonic::metadata::AsciiMetadataValue;
 use super::{Answer, Service, answer};
 use crate::fuzz_etcd::users::{AuthCall, TOKENS};
 
-/// Asks; a token is kept, and in what is compared there is none.
+/// Sends a request about users and roles. A token in the answer is stored, and removed before
+/// comparison.
 pub(super) async fn auth(
     call: AuthCall,
     service: Service,

@@ -1,4 +1,4 @@
-//! Requests about locks and elections.
+//! Execution of requests about locks and elections.
 
 use bytes::Bytes;
 use node_proto::etcdserverpb::LeaseRevokeRequest;
@@ -14,10 +14,10 @@ use tonic::Status;
 use super::{Answer, Service, anonymous, answer};
 use crate::fuzz_etcd::lines::LineCall;
 
-/// A line that nobody else stands in.
+/// Name of a lock that no other request uses.
 const APART: &str = "o";
 
-/// Asks.
+/// Sends a request about a lock or an election, and returns its answer.
 pub(in crate::fuzz_etcd) async fn line(call: LineCall, service: Service) -> Answer {
     let mut lock = LockClient::new(service.clone());
     let mut election = ElectionClient::new(service.clone());
@@ -60,8 +60,9 @@ pub(in crate::fuzz_etcd) async fn line(call: LineCall, service: Service) -> Answ
     }
 }
 
-/// Takes a lock on a lease of the server's own making, and gives both back: the answer to the first, with
-/// a key that has no random id in it, and its revision.
+/// Takes a lock on a lease that the server creates, then releases the lock and revokes the lease. Returns
+/// the answer to the lock request. Its key has a random id, so it is replaced by the revisions of the
+/// other two answers.
 async fn lock_on_own_lease(service: Service) -> Result<LockResponse, Status> {
     let mut lock = LockClient::new(service.clone());
     let mut lease = LeaseClient::new(service);
