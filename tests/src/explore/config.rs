@@ -81,9 +81,9 @@ pub struct Environment {
     /// guarantee this: a process can only recognise a database that is older than what it last
     /// copied.
     pub old_backups: bool,
-    /// The ledger is synced before a document leaves.
+    /// The ledger is synced before a process sends a document.
     pub ledger_sync: bool,
-    /// The agent's journal is synced before anything is shown.
+    /// The agent's journal is synced before the agent shows anything to others.
     pub journal_sync: bool,
 }
 

@@ -109,6 +109,7 @@ pub(super) fn explore(
             while std::time::Instant::now() < until
                 && !threads.iter().all(|thread| thread.is_finished())
             {
+                // Short naps: the search must not outlast its threads by a whole progress interval.
                 std::thread::sleep(20 * PAUSE);
             }
         }

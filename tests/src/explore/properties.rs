@@ -29,7 +29,7 @@ pub enum Property {
 }
 
 impl Property {
-    /// All of them, in order.
+    /// All seven properties, in the order of their numbers.
     pub const EACH: [Property; 7] = [
         Property::OneDocument,
         Property::CommittedListOnly,

@@ -254,6 +254,7 @@ impl World {
     pub(super) fn take_down(&mut self, id: u64, process_only: bool) {
         self.report.crashes += 1;
         self.report.interrupted_installs += u64::from(self.node(id).is_installing());
+        // Before the process is dropped, because it holds the list of transfers.
         self.break_transfers(id);
         let operations =
             if self.rng.chance(100) { None } else { Some(1 + u64::from(self.rng.chance(250))) };

@@ -126,6 +126,7 @@ impl World {
     pub(super) fn new_machine(&mut self) -> u64 {
         let id = self.nodes.len() as u64 + 1;
         let drift = if self.plan.drift > 0 { self.rng.range(0, self.plan.drift) } else { 0 };
+        // Spreads ticks by `plan.drift` per mille, centred on their nominal length.
         let tick = super::world::TICK * (1000 + drift) / (1000 + self.plan.drift / 2);
         let seed = self.rng.number();
         self.nodes.push(Node::new(id, 0, seed, tick));

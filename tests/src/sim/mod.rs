@@ -37,7 +37,7 @@
 //! A history is a function of its seed: the same seed gives the same trace hash. A failure names the seed that
 //! replays it.
 //!
-//! # It must be able to fail
+//! # The simulation must be able to fail
 //!
 //! [`Options::guards`] can put one bug back. The weakened values exist only in builds with debug assertions
 //! (see `node_consensus::Guards`), so no release build of any program can hold one. The tests that use them run

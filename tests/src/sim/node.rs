@@ -408,6 +408,7 @@ impl Node {
             if is_new { self.new_store()? } else { disk.open(&dir.join("db"), Open::Existing)? };
         let mut machine = Machine::open(Backend::new(file)?, store_options(plan, guards))?;
         let own = self.id;
+        // As in production, an outcome is complete only on the member on which a client waits for it.
         machine.answer_only(move |RequestId(request)| is_of(request, own));
         if is_new {
             Log::create(&disk, dir, &self.identity(), &options)?;

@@ -225,6 +225,7 @@ impl World {
         let nodes: Vec<Node> = (1..=plan.members)
             .map(|id| {
                 let drift = if plan.drift > 0 { rng.range(0, plan.drift) } else { 0 };
+                // Spreads ticks by `plan.drift` per mille, centred on their nominal length.
                 let tick = TICK * (1000 + drift) / (1000 + plan.drift / 2);
                 Node::new(id, id, rng.number(), tick)
             })
