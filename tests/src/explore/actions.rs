@@ -102,7 +102,7 @@ pub enum Action {
     Die(usize),
     /// A node's directory is lost, and its host starts again.
     LoseDirectory(usize),
-    /// A host is made anew: nothing on it survives.
+    /// A host is re-imaged: nothing on it survives.
     Remake(usize),
     /// A host's disk is copied to another machine, which then starts.
     Clone(usize, usize),

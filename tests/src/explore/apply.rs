@@ -253,8 +253,8 @@ fn journal_of(world: &World, at: usize) -> Option<&Journal> {
     world.hosts[at].journal.as_ref()
 }
 
-/// Lets a host's agent poll or redeem. Only one refusal reaches the agent here: another holder of
-/// its key is known. It may learn of any other refusal arbitrarily late, so those are left out.
+/// Lets a host's agent poll or redeem. Of all refusals, the agent receives only `KeyElsewhere`
+/// here. It may receive any other one arbitrarily late, so those are left out.
 fn speak(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
     let Some(journal) = journal_of(world, at).cloned() else { return Ok(()) };
     let outcome = service::speak(world, config, &journal)?;

@@ -34,7 +34,7 @@ pub struct Config {
     /// The only lists that a lying service shows, as epoch and hosts. It shows every list if this is
     /// empty.
     pub lies: Vec<(u64, Vec<usize>)>,
-    /// Whether late messages of dead and re-made hosts may still arrive.
+    /// Whether late messages of dead and re-imaged hosts may still arrive.
     pub late: bool,
     /// Whether a lease may lapse without a transaction that notices it, so that another event is
     /// processed first.
@@ -106,45 +106,45 @@ impl Environment {
 /// How often each fault may happen on one path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Faults {
-    /// Number of restores of the database from its backup. There is one backup, taken at any time.
+    /// Maximum number of restores of the database from its backup. There is one backup, taken at any time.
     pub restores: u8,
-    /// Number of lost node directories; the host restarts with each.
+    /// Maximum number of lost node directories; the host restarts with each.
     pub lost_directories: u8,
-    /// Number of hosts that are made anew: nothing on such a host survives.
+    /// Maximum number of hosts that are re-imaged: nothing on such a host survives.
     pub remakes: u8,
-    /// Number of hosts that die for good.
+    /// Maximum number of hosts that die for good.
     pub deaths: u8,
-    /// Number of agents that are killed at any point and restart. If journals aren't synced, power
+    /// Maximum number of agents that are killed at any point and restart. If journals aren't synced, power
     /// is cut as well.
     pub kills: u8,
-    /// Number of times that a host's disk is copied to a fresh host.
+    /// Maximum number of times that a host's disk is copied to a fresh host.
     pub clones: u8,
-    /// Number of leases that lapse although the agent lives (a pause). A dead agent's lease lapses
+    /// Maximum number of leases that lapse although the agent lives (a pause). A dead agent's lease lapses
     /// without using this up.
     pub pauses: u8,
-    /// Number of frozen lists that time out.
+    /// Maximum number of frozen lists that time out.
     pub timeouts: u8,
-    /// Number of times that an operator abandons the cluster or its deadline passes.
+    /// Maximum number of times that an operator abandons the cluster or its deadline passes.
     pub ends: u8,
-    /// Number of times that an owner retires the committed cluster. Taking a retirement back isn't a
+    /// Maximum number of times that an owner retires the committed cluster. Taking a retirement back isn't a
     /// fault.
     pub retirements: u8,
-    /// Number of times that an owner accepts a changed database before the ledgers agree.
+    /// Maximum number of times that an owner accepts a changed database before the ledgers agree.
     pub accepts: u8,
-    /// Number of transactions that read the row and write it later. Needs `row_lock` switched off.
+    /// Maximum number of transactions that read the row and write it later. Needs `row_lock` switched off.
     pub overlaps: u8,
-    /// Number of process crashes. If the ledger isn't synced, its last entry is lost.
+    /// Maximum number of process crashes. If the ledger isn't synced, its last entry is lost.
     pub crashes: u8,
-    /// Number of times that a process's ledger is replaced by an older copy.
+    /// Maximum number of times that a process's ledger is replaced by an older copy.
     pub ledgers: u8,
-    /// Number of processes lost for good, with their ledger, after the other process has copied its
+    /// Maximum number of processes lost for good, with their ledger, after the other process has copied its
     /// decisions.
     pub losses: u8,
-    /// Number of times that an owner declares a process gone, so that nobody waits for its ledger.
+    /// Maximum number of times that an owner declares a process gone, so that nobody waits for its ledger.
     pub forgets: u8,
-    /// Number of links between two hosts that go down for good, in both directions.
+    /// Maximum number of links between two hosts that go down for good, in both directions.
     pub links: u8,
-    /// Number of times that the service's clock is `AHEAD` for a while and then right again.
+    /// Maximum number of times that the service's clock is `AHEAD` for a while and then right again.
     pub clocks: u8,
 }
 
@@ -206,7 +206,7 @@ impl Config {
 
     /// Returns the full bounds: 3 seats, 5 hosts, 3 epochs, 2 processes.
     ///
-    /// Its faults are one restore, one lost directory, one re-made host, one death, one link down
+    /// Its faults are one restore, one lost directory, one re-imaged host, one death, one link down
     /// and the clock ahead once. Messages may be late, and pauses may happen at any point.
     #[must_use]
     pub fn full() -> Config {

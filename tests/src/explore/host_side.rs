@@ -352,7 +352,7 @@ pub(super) fn lose_directory(
     Ok(())
 }
 
-/// Makes the host anew: nothing on it survives, but its messages do.
+/// Re-images the host: nothing on it survives, but its messages do.
 pub(super) fn remake(world: &mut World, at: usize) {
     let past = world.hosts[at].journal.clone();
     let host = Arc::make_mut(&mut world.hosts[at]);

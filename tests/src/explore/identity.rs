@@ -73,7 +73,7 @@ fn record_anew(host: usize, life: usize) -> Arc<Record> {
         node_key: Hash(key.0),
         machine: machine(host),
         incarnation: incarnation(key),
-        // A re-made host has the same name and addresses as before.
+        // A re-imaged host has the same name and addresses as before.
         name: format!("host-{host}"),
         peer_urls: vec![format!("https://10.0.0.{}:2380", host + 1)],
         client_urls: vec![format!("https://10.0.0.{}:2379", host + 1)],

@@ -16,8 +16,8 @@ pub(super) fn releases_nothing(config: &Config, journal: &Journal) -> bool {
     journal.held.is_some() && config.rules.on(Rule::HeldReleasesNothing)
 }
 
-/// Returns whether the database has decided list `h`. A process then only answers that to an agent
-/// that shows it.
+/// Returns whether the database has decided list `h`. Showing the service its document then changes
+/// nothing.
 #[must_use]
 pub(super) fn is_decided(world: &World, h: Hash) -> bool {
     let cluster = &world.database.cluster;
@@ -73,7 +73,7 @@ fn is_asked(world: &World, key: KeyId, epoch: Epoch) -> bool {
     cluster.phase == Phase::Preparing && cluster.epoch == epoch && cluster.lists(key)
 }
 
-/// Returns whether S6 prevents the agent from signing `h`, for want of releases. Only then does it
+/// Returns whether too few releases prevent the agent from signing `h` (rule S6). Only then does it
 /// matter whether the agent has waited long enough.
 #[must_use]
 pub(super) fn misses_releases(world: &World, config: &Config, journal: &Journal, h: Hash) -> bool {

@@ -130,7 +130,7 @@ const BOTH: &[Setback] = &[Setback::Dump, Setback::InPlace];
 ///
 /// Two seats would show nothing: a majority is then both hosts, so two lists that share a host
 /// can't both have one. With three seats, two majorities of lists that share a host need five keys.
-/// Those are the keys of five hosts, or of four if one is made anew.
+/// Those are the keys of five hosts, or of four if one is re-imaged.
 fn without_ledger(name: &'static str, hosts: usize, epochs: u64, faults: Faults) -> Config {
     Config {
         environment: Environment { ledger: false, ..Environment::SOUND },

@@ -100,8 +100,8 @@ pub(super) fn remembers_nothing(config: &Config) -> bool {
 /// every signed ack before it waits for anything.
 ///
 /// Two guarantees are needed:
-/// - Leases are judged before the ack. Otherwise leases would lapse after the first ack of the step, and the
-///   last one would never be judged with lapsed leases.
+/// - Leases are judged before the ack (`Rule::LapseFirst`). Otherwise the first ack of the step would make
+///   expired leases lapse. The last ack could then never commit the list in spite of them.
 /// - Transactions lock the row. Without the lock, each ack may be applied separately to a row that was read
 ///   long ago.
 #[must_use]
@@ -124,8 +124,8 @@ pub(super) fn waits_for_a_process(world: &World, config: &Config) -> bool {
 /// Returns whether no other host can have heard of this one, in whichever life it is.
 ///
 /// For such a host two kinds of fault are left out:
-/// - Its death and its re-making. A host that nobody ever hears of behaves like a dead one. A host that joins
-///   later behaves like a re-made one.
+/// - Its death and its re-imaging. A host that nobody ever hears of behaves like a dead one. A host that joins
+///   later behaves like a re-imaged one.
 /// - The loss of its links. Links carry only probes, and nobody probes a host before it has joined. They may go
 ///   down as soon as it has.
 ///
@@ -265,7 +265,7 @@ pub(super) fn is_the_end(world: &World, config: &Config) -> bool {
 /// No restore is left, so the present database decides at most one list from now on. None of the lists that
 /// earlier databases decided may still reach a majority. Its possible supporters are the members that have
 /// started with it, or still can. A member still can if it holds the list's document, or if it signed the list
-/// and has not released it. That set never grows: journals never forget, and members that die or are made anew
+/// and has not released it. That set never grows: journals never forget, and members that die or are re-imaged
 /// leave it.
 #[must_use]
 pub(super) fn has_one_majority_at_most(world: &World, config: &Config) -> bool {

@@ -170,7 +170,7 @@ fn committed_and_restored() -> Vec<Action> {
     ]
 }
 
-/// Returns cases R1 to R3, and the one with one release too few.
+/// Returns cases R1 to R3, and the one with one release too few: two lists that share hosts.
 fn two_clusters() -> Vec<Case> {
     let no_ledger = Environment { ledger: false, ..Environment::SOUND };
     let mut cases = vec![Case {
@@ -251,7 +251,7 @@ fn one_release_too_few(restored: Config) -> Case {
     }
 }
 
-/// Returns cases R4 to R6.
+/// Returns cases R4 to R6: second lists that only a ledger or the agents can prevent.
 fn beyond_the_database() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut disjoint = vec![Action::Backup];
@@ -459,7 +459,7 @@ fn seats_and_exits() -> Vec<Case> {
     ]
 }
 
-/// Returns cases R18 and R19.
+/// Returns cases R18 and R19: a link that is down, and a clock that is ahead.
 fn links_and_clock() -> Vec<Case> {
     vec![
         Case {

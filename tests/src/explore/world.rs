@@ -68,7 +68,7 @@ pub struct World {
 pub struct Host {
     /// False once the host has died for good.
     pub alive: bool,
-    /// Number of the host's present key, counted from 0; grows when the host is made anew.
+    /// Number of the host's present key, counted from 0; grows when the host is re-imaged.
     pub life: u8,
     /// Journal of the agent, if the agent has started.
     pub journal: Option<Journal>,
@@ -78,7 +78,7 @@ pub struct Host {
     pub mode: Mode,
     /// List that the node was started with, if the node runs.
     pub node: Option<Hash>,
-    /// Whether a directory with a marker or a log was lost since the host was last made anew.
+    /// Whether a directory with a marker or a log was lost since the host was last re-imaged.
     pub data_lost: bool,
 }
 
@@ -118,7 +118,7 @@ pub struct Said {
     pub documents: BTreeSet<Hash>,
     /// The list of each node that made a log from nothing, by incarnation.
     pub started: BTreeMap<Incarnation, Hash>,
-    /// Journals of agents whose hosts were made anew, as of their last message.
+    /// Journals of agents whose hosts were re-imaged, as of their last message.
     pub past: Vec<Journal>,
     /// Whether an operator has abandoned the cluster in the present database.
     pub abandoned: bool,

@@ -35,7 +35,7 @@ const MAX_PLACES: usize = 4;
 /// Reason of an intended difference: etcd may grant a lock to a caller whose key is gone.
 pub(super) const TOLD_TOO_LATE: &str = "etcd gives the lock, or the election, to whoever waited for it also if the key that stood in line is \
      gone by then, and so perhaps to several";
-/// Beginning of etcd's late answer, and this node's refusal in place of it.
+/// Beginning of an answer in which etcd grants too late, and this node's refusal instead.
 const LATE: [(&str, &str); 2] = [
     ("CampaignResponse ", "Unknown: election: not leader"),
     ("LockResponse ", "Unknown: mutex: session is expired"),

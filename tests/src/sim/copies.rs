@@ -139,7 +139,7 @@ impl Mirror {
         self.check(model, "list")
     }
 
-    /// Returns the watch that continues from the copy's revision.
+    /// Returns the parameters of the watch that continues from the copy's revision.
     pub(super) fn spec(&self) -> WatchSpec {
         WatchSpec {
             range: self.range.clone(),

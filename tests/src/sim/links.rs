@@ -237,7 +237,8 @@ impl World {
         Err(Violation::new("who has forgotten doesn't act", what))
     }
 
-    /// Checks that a process is only disowned if its member has lost promises on some machine.
+    /// Checks that a peer refuses a process as its member only if that member has lost its promises on
+    /// some machine.
     fn check_is_lost(&self, id: u64, by: u64) -> Result<(), Violation> {
         let member = self.nodes[place(id)].member;
         if self.nodes.iter().any(|node| node.member == member && node.is_lost) {

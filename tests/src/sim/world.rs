@@ -109,7 +109,7 @@ pub struct Report {
     pub refused_starts: u64,
     /// Machines that lost what their member had promised.
     pub amnesia: u64,
-    /// Processes that ended because their peers disowned them.
+    /// Processes that ended because their peers no longer accepted them as their member.
     pub disowned: u64,
     /// Machines that moved to another address.
     pub moves: u64,

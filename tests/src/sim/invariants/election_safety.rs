@@ -1,5 +1,6 @@
-//! Invariant: at most one leader is elected in a given term (Raft paper, figure 3). This needs
-//! another one: a member votes at most once in a term, whatever happens to its disk and process.
+//! Invariant: at most one leader is elected in a given term (Raft paper, figure 3). It relies on a
+//! second invariant, also checked here: a member votes at most once in a term, whatever happens to
+//! its disk and process.
 
 use std::collections::BTreeMap;
 

@@ -38,8 +38,8 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// Checks the effect of an entry when it is applied for the first time. `quickest` is the shortest
-    /// second of any clock, in thousandths of a second.
+    /// Checks the effect of an entry when it is applied for the first time. `quickest` is the real
+    /// duration of a second of the fastest clock, in thousandths of a second.
     pub fn happened(
         &mut self,
         event: LeaseEvent,

@@ -11,7 +11,7 @@ use node_consensus::{Members, Role, Status};
 use crate::model::members::Membership;
 use crate::sim::Violation;
 
-/// Removed machines, and what each member had applied.
+/// Machines with a tombstone, and what each member had applied.
 #[derive(Debug, Default)]
 pub struct Removed {
     /// Machines with a tombstone.
