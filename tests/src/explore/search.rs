@@ -15,7 +15,7 @@ use crate::explore::world::World;
 /// Limits at which an exploration stops before it is complete.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum wall-clock time.
+    /// Maximum wall-clock time of the search.
     pub time: Duration,
     /// Resident memory of the process, in bytes.
     pub memory: u64,
