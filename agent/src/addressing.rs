@@ -1,7 +1,8 @@
-//! How a host is reached: what was typed, and what follows from it. Nothing here asks the network.
+//! A host's addresses: the flags as typed, and the addresses that follow from them. Nothing here
+//! uses the network.
 //!
 //! A member's first addresses are those that its cluster agreed on. Once its node has run it may
-//! move: each start says where it is now, and what a start doesn't say stays as it was.
+//! move: each start may give new addresses, and what a start doesn't give stays unchanged.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -11,50 +12,49 @@ use serde::{Deserialize, Serialize};
 use crate::cli;
 use crate::exit::End;
 
-/// The port for the other members, if none was said.
+/// Default port for the other members.
 const PEER_PORT: u16 = 2380;
-/// The port for clients, if none was said.
+/// Default port for clients.
 const CLIENT_PORT: u16 = 2379;
 
-/// How this host is reached, as far as it was said.
+/// The address flags of this start; absent flags are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Addressing {
-    /// The host or address for both URLs; worked out from the route to discovery if absent.
+    /// Host or address for both URLs; derived from the route to discovery if absent.
     pub advertise: Option<String>,
-    /// The port for the other members.
+    /// Port for the other members.
     pub peer_port: Option<u16>,
-    /// The port for clients.
+    /// Port for clients.
     pub client_port: Option<u16>,
-    /// A whole URL for the other members.
+    /// Complete URL for the other members.
     pub peer_url: Option<NodeUrl>,
-    /// A whole URL for clients.
+    /// Complete URL for clients.
     pub client_url: Option<NodeUrl>,
-    /// Where to listen; decided from the advertised address if absent.
+    /// Address to listen on; derived from the advertised address if absent.
     pub listen: Option<IpAddr>,
 }
 
-/// Where the node listens.
+/// Addresses on which the node listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listen {
-    /// For the other members.
+    /// Address for the other members.
     pub peer: SocketAddr,
-    /// For clients.
+    /// Address for clients.
     pub client: SocketAddr,
 }
 
-/// How this host is reached.
+/// The addresses of a host's node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Addresses {
-    /// For the other members.
+    /// URL for the other members.
     pub peer_url: NodeUrl,
-    /// For clients.
+    /// URL for clients.
     pub client_url: NodeUrl,
-    /// Where the node listens.
     pub listen: Listen,
 }
 
 impl Addressing {
-    /// What was typed, checked.
+    /// Parses and checks the address flags as typed.
     pub(crate) fn resolve(typed: &cli::Run) -> Result<Self, End> {
         let url = |flag: &str, text: &Option<String>| {
             let parsed = text.as_deref().map(str::parse::<NodeUrl>).transpose();
@@ -84,7 +84,7 @@ impl Addressing {
         Ok(addressing)
     }
 
-    /// Whether everything was said, so that the route to discovery needn't be asked.
+    /// Returns whether the flags give both URLs, so that the route to discovery isn't needed.
     pub(crate) fn is_complete(&self) -> bool {
         self.advertise.is_some() || (self.peer_url.is_some() && self.client_url.is_some())
     }
@@ -97,8 +97,9 @@ impl Addressing {
         self.client_port.unwrap_or(CLIENT_PORT)
     }
 
-    /// The addresses, where packets to discovery leave from `route`, and `own` are this host's.
-    /// `route` may be absent only if the addressing is complete.
+    /// Returns the addresses for a first start. `route` is the address from which packets to
+    /// discovery leave; it may be absent only if the addressing is complete. `own` are this host's
+    /// addresses.
     pub(crate) fn addresses(
         &self,
         route: Option<IpAddr>,
@@ -122,7 +123,8 @@ impl Addressing {
         Ok(Addresses { peer_url, client_url, listen })
     }
 
-    /// The addresses of a member that was at `before`: where it was, but for what was said.
+    /// Returns the addresses of a member that was at `before`: unchanged, except for what the flags
+    /// give.
     pub(crate) fn since(&self, before: &Addresses, own: &[IpAddr]) -> Result<Addresses, End> {
         let place = |said: &Option<NodeUrl>, port: Option<u16>, url: &NodeUrl, at: SocketAddr| {
             let now = match (said, &self.advertise) {
@@ -135,7 +137,8 @@ impl Addressing {
                     None => url.clone(),
                 },
             };
-            // A host that listens where a translated address leads goes on doing so.
+            // If the host part is unchanged, keep the listen address: it may be one that a
+            // translated (NAT) address leads to.
             let same = now.host() == url.host() && self.listen.is_none();
             let ip = if same { at.ip() } else { self.listen_on(&now, own) };
             Ok::<_, End>((now, SocketAddr::new(ip, port.unwrap_or(at.port()))))
@@ -150,13 +153,14 @@ impl Addressing {
         Ok(Addresses { peer_url, client_url, listen: Listen { peer, client } })
     }
 
-    /// The advertised address if it is this host's own (nothing else needs to be open); all of
-    /// them behind a translated address or a name.
+    /// Returns the address to listen on. That is the advertised address if this host has it, so
+    /// that nothing else is open. Behind a translated address or a name, it is the unspecified
+    /// address.
     fn listen_on(&self, url: &NodeUrl, own: &[IpAddr]) -> IpAddr {
         match (self.listen, url.host()) {
             (Some(listen), _) => listen,
             (None, UrlHost::Address(address)) if own.contains(address) => *address,
-            // Linux answers on all of 127.0.0.0/8, and shows one address of it.
+            // Linux accepts connections on all of 127.0.0.0/8, but lists only one address of it.
             (None, UrlHost::Address(address)) if address.is_loopback() => *address,
             (None, UrlHost::Address(IpAddr::V4(_))) => Ipv4Addr::UNSPECIFIED.into(),
             (None, UrlHost::Address(IpAddr::V6(_)) | UrlHost::Dns(_)) => {
@@ -170,7 +174,7 @@ impl Addressing {
     }
 }
 
-/// A client URL from a whole URL, HOST:PORT, or HOST with the usual port.
+/// Parses a client URL from a complete URL, HOST:PORT, or HOST with the default port.
 pub(crate) fn client_url(flag: &str, text: &str) -> Result<NodeUrl, End> {
     let has_port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let is_address = text.parse::<IpAddr>().is_ok();
@@ -276,7 +280,8 @@ mod tests {
         assert_eq!(found.client_url.to_string(), "https://10.0.0.7:2379");
     }
 
-    /// Where a member is after a start with these, that was at 10.0.0.7 with the usual ports.
+    /// Returns the addresses after a start with `arguments`, of a member that was at 10.0.0.7 with
+    /// the default ports.
     fn since(arguments: &[&str], own: &[&str]) -> Result<[String; 4], End> {
         let before = addresses(&[], "10.0.0.7", &["10.0.0.7"]);
         let own: Vec<IpAddr> = own.iter().map(|address| address.parse().unwrap()).collect();

@@ -1,26 +1,27 @@
-//! How a program ends, in the words that init systems understand.
+//! How the program ends: errors, and the exit codes that init systems understand.
 
 use std::process::ExitCode;
 
 use serde::Serialize;
 
-/// An end that is not success. Success is exit code 0.
+/// An unsuccessful end of the program. Success is exit code 0.
 #[derive(Debug, thiserror::Error)]
 pub enum End {
-    /// It failed; starting it again may help. Exit code 1.
+    /// The program failed, and starting it again may help. Exit code 1.
     #[error("{0}")]
     Failed(String),
-    /// What was typed can't be carried out. Exit code 2.
+    /// The command line can't be carried out. Exit code 2.
     #[error("{0}")]
     Usage(String),
-    /// Starting it again can't help: a person has to decide. Exit code 3, which a unit file names
-    /// in `RestartPreventExitStatus=`.
+    /// Starting the program again can't help: a person has to decide. Exit code 3, which a unit
+    /// file lists in `RestartPreventExitStatus=`.
     #[error("{0}")]
     DoNotRestart(String),
-    /// The cluster has its members, and this host is none of them: it needs a join ticket. Exit code 3.
+    /// The cluster has its members, and this host is not one of them: it needs a join ticket. Exit
+    /// code 3.
     #[error("{0}")]
     NoPlace(String),
-    /// The cluster didn't do what it was asked to. Exit code 1.
+    /// The cluster didn't do what the command asked for. Exit code 1.
     #[error("{1}")]
     Cluster(Kind, String),
 }
@@ -29,26 +30,25 @@ pub enum End {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// None of the others.
+    /// The failure has no more specific kind.
     Failed,
-    /// What was typed can't be carried out.
+    /// The command line can't be carried out.
     Usage,
-    /// A person has to decide.
+    /// A retry can't help: a person has to decide.
     DoNotRestart,
-    /// The cluster said no; nothing has changed.
+    /// The cluster refused; nothing has changed.
     Refused,
-    /// The members are others than when it was planned; nothing has changed.
+    /// The members have changed since the plan was made; nothing was done.
     Stale,
-    /// The cluster had done it before.
+    /// The cluster had carried the change out before.
     CarriedOut,
-    /// Nobody could serve it; nothing has changed.
+    /// No member could serve the request; nothing has changed.
     Unreachable,
-    /// The answer was lost: it may have been done.
+    /// The answer was lost: the change may have been made.
     Unknown,
 }
 
 impl End {
-    /// The exit code that init systems see.
     pub fn code(&self) -> u8 {
         match self {
             Self::Failed(_) | Self::Cluster(..) => 1,
@@ -57,7 +57,7 @@ impl End {
         }
     }
 
-    /// Why, for programs.
+    /// Returns the kind of failure, for programs.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Failed(_) => Kind::Failed,
@@ -67,7 +67,7 @@ impl End {
         }
     }
 
-    /// As `--json` prints it.
+    /// Returns the error object that `--json` prints.
     pub fn json(&self) -> serde_json::Value {
         serde_json::json!({
             "error": self.to_string(), "exit_code": self.code(), "kind": self.kind()
@@ -81,7 +81,7 @@ impl From<&End> for ExitCode {
     }
 }
 
-/// What went wrong with all its causes, in one line.
+/// Formats an error and all its causes in one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

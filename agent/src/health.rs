@@ -1,4 +1,4 @@
-//! Asks the node whether it is ready.
+//! Asks the node for its health over HTTP.
 
 use std::io;
 use std::time::Duration;
@@ -8,36 +8,36 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::door::Door;
 
-/// The longest that one question may take.
+/// The longest that one health check may take.
 const DEADLINE: Duration = Duration::from_secs(3);
-/// The longest answer that is read.
+/// Number of bytes read of an answer, at most.
 const ANSWER_LIMIT: u64 = 64 * 1024;
 
-/// Why the node could not be asked.
+/// Why a health check failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HealthError {
     /// The node doesn't listen, or doesn't speak TLS with this cluster's certificates.
     #[error("the node doesn't answer")]
     Connection(#[source] io::Error),
-    /// It took too long.
+    /// The health check exceeded its deadline.
     #[error("the node didn't answer within {} s", DEADLINE.as_secs())]
     TimedOut,
-    /// It said something else than HTTP.
+    /// The answer is not valid HTTP.
     #[error("the node's answer is not HTTP")]
     Malformed,
 }
 
-/// What the node says of itself.
+/// The node's answer to a health check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Health {
-    /// Whether it serves linearizable requests.
+    /// Whether the node serves linearizable requests.
     pub ready: bool,
-    /// Its own words.
+    /// The start of the answer's body.
     pub says: String,
 }
 
 impl Door {
-    /// Asks `/readyz`; a node that doesn't know it (stock etcd before 3.5.11) is asked `/health`.
+    /// Requests `/readyz`, or `/health` from a node without that path (stock etcd before 3.5.11).
     pub(crate) async fn ask(&self) -> Result<Health, HealthError> {
         let question = async {
             match self.get("/readyz").await? {
@@ -57,7 +57,8 @@ impl Door {
             stream.write_all(request.as_bytes()).await?;
             let mut answer = Vec::new();
             match stream.take(ANSWER_LIMIT).read_to_end(&mut answer).await {
-                // Not every server says goodbye in TLS after a whole answer.
+                // Some servers close without a TLS close_notify; the answer is complete
+                // nevertheless.
                 Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error),
                 _ => Ok(answer),
             }
@@ -77,14 +78,15 @@ fn parse(answer: &[u8]) -> Option<(u16, String)> {
     Some((code, body.trim().to_owned()))
 }
 
-/// Health answers are short: one chunk holds all of it.
+/// Returns the first chunk of a chunked body. Health answers are short, so one chunk holds all of
+/// it.
 fn first_chunk(body: &str) -> Option<&str> {
     let (length, rest) = body.split_once("\r\n")?;
     rest.get(..usize::from_str_radix(length.trim(), 16).ok()?)
 }
 
 fn judge((code, body): (u16, String)) -> Health {
-    /// More of the node's words than this belongs in its log.
+    /// Number of characters kept of the answer; the node's log has the rest.
     const WORDS: usize = 300;
     let says = body.chars().take(WORDS).collect();
     // Old versions of etcd answer 200 with {"health":"false"} while they have no leader.

@@ -1,21 +1,22 @@
-//! The host's side of Muster: meets its peers through discovery, then runs the node.
+//! The agent, Muster's program on each host. It finds the other hosts through discovery, then runs
+//! and supervises the node.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `cli`, `settings` | what was typed, and what it resolves to |
-//! | `commands/` | one file per verb |
-//! | `state/` | what is on disk: the journal, locks, the node's directory |
-//! | `host/`, `machine` | the machine behind one small trait |
+//! | `cli`, `settings` | the command line as typed, and the settings that result from it |
+//! | `commands/` | one file per command |
+//! | `state/` | the files of the data directory: the journal, locks, the node's directory |
+//! | `host/`, `machine` | access to the machine behind one small trait; the facts that identify it |
 //! | `bootstrap/` | drives the pure machine of `discovery-formation`: signatures, polls, probes |
 //! | `probe/` | the listener and the prober between agents |
-//! | `supervisor/`, `launcher`, `tail` | the node's process, how it is started, its log |
+//! | `supervisor/`, `launcher`, `tail` | the node's process, its start, and its log |
 //! | `door`, `cluster/` | a node's client port, and the Cluster API behind it |
-//! | `plan/` | what a change of members would do, and what comes next: pure |
-//! | `recover/` | what is left of a lost cluster, and which of it a new one is made of (pure) |
-//! | `join/` | joining a cluster that runs, by ticket |
-//! | `steward/`, `leaves` | what a voter's agent does for the cluster; renewal of certificates |
-//! | `removal` | what is kept of a member that its cluster has removed |
-//! | `health`, `status`, `metrics` | what can be asked |
+//! | `plan/` | effect and next step of a membership change (pure) |
+//! | `recover/` | the survivors of a lost cluster, and the choice of the one for a new cluster (pure) |
+//! | `join/` | joining a running cluster with a ticket |
+//! | `steward/`, `leaves` | duties of a voter's agent for its cluster; renewal of certificates |
+//! | `removal` | what remains on the host of a removed member |
+//! | `health`, `status`, `metrics` | the node's health; the agent's status and metrics |
 //! | `service_manager` | readiness, status line and watchdog for systemd |
 
 mod addressing;
@@ -64,10 +65,10 @@ use crate::cli::{Cli, Command};
 use crate::exit::End;
 use crate::printer::Printer;
 
-/// The program: parses, runs one verb, and says how it ended.
+/// Runs the program: parses the command line, runs one command, returns the exit code.
 pub fn main() -> ExitCode {
     if std::env::args_os().any(|argument| holds_secret(&argument.to_string_lossy())) {
-        // The parser would say it again.
+        // Checked before clap parses: clap's error messages would print the secret.
         let text = "muster-agent: there is a secret on the command line, where every user of this \
                     host can read it: revoke it (muster-discovery token revoke), and hand the next \
                     one over in a file (--bundle-file FILE) or on standard input\n";
@@ -81,7 +82,7 @@ pub fn main() -> ExitCode {
         let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{reason}\n").as_bytes());
         return ExitCode::from(code);
     }
-    // A core dump would hold keys.
+    // A core dump would contain private keys.
     let no_core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
     let (json, logs) = (command.is_for_programs(), matches!(command, Command::Run(_)));
@@ -101,7 +102,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// A join token, or a private key.
+/// Returns whether a command-line argument contains a join token or a private key.
 fn holds_secret(argument: &str) -> bool {
     ["mst_boot_", "mst_join_", "PRIVATE KEY"].iter().any(|secret| argument.contains(secret))
 }
@@ -118,7 +119,7 @@ fn dispatch(command: Command) -> Result<(), End> {
                 .build()
                 .map_err(|error| End::Failed(format!("can't start: {error}")))?;
             let result = runtime.block_on(commands::run::run(*typed));
-            // Whatever still blocks (a read of the node's log) must not hold the exit up.
+            // A blocked thread (for example one that reads the node's log) must not delay the exit.
             runtime.shutdown_timeout(std::time::Duration::from_secs(1));
             result
         }

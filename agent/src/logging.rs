@@ -1,8 +1,8 @@
-//! Log lines on standard error: for people, or one JSON object each.
+//! Log lines on standard error: as text for people, or as one JSON object each.
 //!
-//! The node's lines come out in the form of the agent's own: muster-node and etcd write JSON
-//! objects, and an object quoted inside a string can be searched by nobody. Their time, level and
-//! fields are kept; `target` is `node`.
+//! The node's lines get the same form as the agent's own. muster-node and etcd write JSON objects,
+//! and an object quoted inside a string can't be searched. Their time, level and fields are kept;
+//! `target` is `node`.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -36,7 +36,7 @@ pub(crate) fn start(filter: &str, format: LogFormat) -> Result<(), End> {
         }
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
-    // Only a second start in one process fails, and then there is a logger already.
+    // Only a second start in one process fails, and then a logger exists already.
     drop(started);
     let _ = FORMAT.set(format);
     Ok(())
@@ -50,7 +50,7 @@ pub(crate) fn pass_on_node_line(line: &str) {
         && FORMAT.get() == Some(&LogFormat::Json)
     {
         if is_enabled(level) {
-            // A log that can't be written is nobody's to hear of.
+            // If the log can't be written, there is nowhere to report it.
             let _ = writeln!(std::io::stderr(), "{}", node_object(object, level));
         }
         return;
@@ -71,12 +71,13 @@ fn is_enabled(level: Level) -> bool {
     }
 }
 
-/// Names that a node's line uses for what the agent's lines call `level`, `timestamp`, `message`.
+/// Field names in a node's line; the agent's lines use `level`, `timestamp` and `message` for
+/// these.
 const LEVEL_FIELD: &str = "level";
 const TIME_FIELD: &str = "ts";
 const MESSAGE_FIELD: &str = "msg";
 
-/// A node's JSON line with the agent's names for time, level and message.
+/// Rewrites a node's JSON line with the agent's names for time, level and message.
 fn node_object(line: &Map<String, Value>, level: Level) -> Value {
     let mut object = Map::new();
     let time = line.get(TIME_FIELD).cloned();
@@ -95,8 +96,8 @@ fn node_object(line: &Map<String, Value>, level: Level) -> Value {
     object.into()
 }
 
-/// A node's JSON line for people: its message, then its fields as `name=value`. The line in the
-/// agent's log has a time and a level of its own.
+/// Formats a node's JSON line as text: its message, then its fields as `name=value`. Time and level
+/// are left out, because the agent's line has its own.
 fn node_text(line: &Map<String, Value>) -> String {
     let mut text = line.get(MESSAGE_FIELD).and_then(Value::as_str).unwrap_or_default().to_owned();
     for (name, value) in line {
@@ -109,7 +110,8 @@ fn node_text(line: &Map<String, Value>) -> String {
     text
 }
 
-/// The last line of a `run` that logs JSON: why the agent ended, shaped as the lines before it.
+/// Returns the last line of a `run` that logs JSON: why the agent ended, in the form of the lines
+/// before it.
 pub(crate) fn end_object(end: &End) -> Value {
     let mut object = Map::new();
     object.insert("timestamp".into(), jiff::Timestamp::now().to_string().into());
@@ -122,7 +124,8 @@ pub(crate) fn end_object(end: &End) -> Value {
     object.into()
 }
 
-/// What a service, a peer or the node said stays within its line; JSON escapes by itself.
+/// Formats fields so that text from a service, a peer or the node can't break out of its log line.
+/// The JSON form needs no such step, since JSON escapes by itself.
 fn one_line() -> impl for<'writer> FormatFields<'writer> + 'static {
     debug_fn(|to, field, value| log_field(to, field.name(), value)).delimited(" ")
 }

@@ -1,9 +1,9 @@
-//! What makes this machine this machine.
+//! Facts that identify the machine on which the agent runs.
 //!
 //! A journal that is found on another machine is a copy, and a copy must not act as its original.
-//! Another machine is one where a fact that both sides know differs; a fact that only one side
-//! knows says nothing. Facts are kept hashed: systemd asks that a machine id never leaves its host
-//! (machine-id(5)), and the hash goes to every peer.
+//! Two machines differ if a fact that is known of both differs. A fact that is known of only one is
+//! ignored. Facts are stored as hashes: systemd asks that a machine id never leaves its host
+//! (machine-id(5)), and the facts go to every peer.
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use ring::digest::{SHA256, digest};
 
 use discovery_types::convert::{DMI_UUID, MACHINE_ID};
 
-/// The most that a file with a machine id may hold: it has one line.
+/// Maximum size in bytes of a file with a machine id, which has one line.
 const MAX_FILE_BYTES: u64 = 4096;
 
-/// Values that many machines share because their maker forgot to set them.
+/// Values that many machines share because their manufacturer left them unset.
 const PLACEHOLDERS: &[&str] = &[
     "00000000-0000-0000-0000-000000000000",
     "ffffffff-ffff-ffff-ffff-ffffffffffff",
@@ -28,7 +28,7 @@ const PLACEHOLDERS: &[&str] = &[
     "",
 ];
 
-/// From the texts of the system's files, absent where there is none.
+/// Makes the facts from the texts of the system's files; `None` stands for a missing file.
 pub(crate) fn from_texts(dmi_uuid: Option<&str>, machine_id: Option<&str>) -> Machine {
     let known = [(DMI_UUID, dmi_uuid), (MACHINE_ID, machine_id)];
     let fact = |(fact, text): (&str, Option<&str>)| Some((fact.to_owned(), hashed(fact, text?)?));
@@ -44,12 +44,13 @@ fn hashed(kind: &str, text: &str) -> Option<String> {
     Some(data_encoding::HEXLOWER.encode(hash.as_ref()))
 }
 
-/// Reads this machine's facts. `machine_id_file` takes the place of all of the system's own, for
-/// hosts that share a kernel (containers, namespaces) and would otherwise look like one machine.
+/// Reads this machine's facts. A `machine_id_file` replaces all of the system's own files. It is
+/// for hosts that share a kernel (containers, namespaces) and would otherwise look like one
+/// machine.
 ///
 /// # Errors
-/// Only for a `machine_id_file` that can't be read or holds nothing; a system file that is missing
-/// is a fact that isn't known.
+/// Fails only if `machine_id_file` can't be read or is empty. A missing system file means that its
+/// fact is unknown.
 pub(crate) fn read(machine_id_file: Option<&Path>) -> std::io::Result<Machine> {
     if let Some(path) = machine_id_file {
         let text = muster_files::read_named(path, MAX_FILE_BYTES)?;

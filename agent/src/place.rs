@@ -1,7 +1,8 @@
-//! Where this member is: where its cluster agreed that it should be, or where it has moved since.
+//! This member's addresses: those that its cluster agreed on, or those that it has moved to since.
 //!
-//! A host that has not run its node yet is bound to what was agreed on. One that has may move, with
-//! its data: its peers are told by a change of members, its agent by the flags of its next start.
+//! A host whose node has not run yet is bound to the agreed addresses. Once its node has run, the
+//! host may move with its data. Its peers learn the new addresses by a membership change, its agent
+//! by the flags of its next start.
 
 use std::net::IpAddr;
 
@@ -17,7 +18,8 @@ fn missing(what: &str) -> End {
     End::DoNotRestart(format!("the journal holds no {what}: the node can't be started from it"))
 }
 
-/// Where it is as far as the journal knows; `said` may have it listen elsewhere.
+/// Returns the member's addresses according to the journal. `said` may override the address to
+/// listen on.
 pub(crate) fn known(
     keepsakes: &Keepsakes,
     record: &Record,
@@ -38,8 +40,8 @@ pub(crate) fn known(
     })
 }
 
-/// Takes what this start of a member says, which has run before and whose host has the addresses
-/// `own`, into what is kept.
+/// Applies this start's address flags to the journalled addresses, for a member whose node has run
+/// before. `own` are the host's addresses.
 pub(crate) fn move_to(
     keepsakes: &mut Keepsakes,
     record: &Record,

@@ -1,8 +1,8 @@
-//! A member that its cluster has removed: what is kept of it, and how its agent ends.
+//! A member that its cluster has removed: the records of the removal, and how its agent exits.
 //!
-//! Two places say it, each enough by itself and both durable: a tombstone in the node's directory,
-//! and the journal. With either of them no agent starts a node here, asks anybody, or begins anew;
-//! `muster-agent reset` is the one way on.
+//! The removal is recorded durably in two places: a tombstone in the node's directory, and the
+//! journal. Each of them suffices. If either exists, the agent starts no node, contacts no peer and
+//! does not join again. Only `muster-agent reset` allows this host to join again.
 
 use discovery_types::text::printable;
 
@@ -11,7 +11,8 @@ use crate::state::journal::{self, Keepsakes};
 use crate::state::node_dir::{self, Tombstone};
 use crate::state::{Layout, StateError};
 
-/// What is known of the removal, if there was one. The node's own word comes first.
+/// Returns the recorded removal, if there is one. The node's own tombstone takes precedence over
+/// the journal's copy.
 pub(crate) fn known(layout: &Layout) -> Result<Option<Tombstone>, StateError> {
     match node_dir::tombstone(&layout.node())? {
         Some(tombstone) => Ok(Some(tombstone)),
@@ -19,7 +20,8 @@ pub(crate) fn known(layout: &Layout) -> Result<Option<Tombstone>, StateError> {
     }
 }
 
-/// Notes in `keepsakes` what the node's tombstone says; `journal` says that there was a removal.
+/// Copies the node's tombstone into `keepsakes`, and returns it. Without a tombstone on disk, it
+/// keeps the one already in `keepsakes`, or records an empty one.
 pub(crate) fn note(layout: &Layout, keepsakes: &mut Keepsakes) -> Tombstone {
     let found = node_dir::tombstone(&layout.node()).ok().flatten();
     let tombstone = found.or_else(|| keepsakes.removed.clone()).unwrap_or_default();
@@ -27,7 +29,8 @@ pub(crate) fn note(layout: &Layout, keepsakes: &mut Keepsakes) -> Tombstone {
     tombstone
 }
 
-/// How the agent of a removed member ends, now and at each later start.
+/// The error with which the agent of a removed member exits, at the removal and at each later
+/// start.
 pub(crate) fn end(tombstone: &Tombstone) -> End {
     End::DoNotRestart(format!(
         "{}. The data is kept for inspection; muster-agent reset puts it aside, so that this host can \

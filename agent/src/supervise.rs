@@ -1,5 +1,5 @@
-//! The agent's life once its node may start: supervision, the node's log, the first sight of its
-//! data, and the report to discovery.
+//! The agent's work once its node may start: it supervises the node, follows the node's log,
+//! journals that the node has created its data, and reports to discovery.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -48,20 +48,21 @@ use crate::supervisor::{
 };
 use crate::tail::Tail;
 
-/// How often the node's directory is looked at for its log, at its first start.
+/// How often the agent checks whether a node has created its log, at the node's first start.
 const LOOK_FOR_LOG: Duration = Duration::from_millis(20);
-/// How long a removed member's agent tries to tell discovery so.
+/// How long a removed member's agent tries to report the removal to discovery.
 const LAST_WORD: Duration = Duration::from_secs(5);
 
-/// What is executed.
+/// The programs that the agent executes.
 pub(crate) struct Programs<'a> {
-    /// This program, which is also the launcher.
+    /// Path of this program, which is also the launcher.
     pub own: &'a Path,
-    /// Which node the node's program is.
+    /// Which kind of node the node's program is: muster-node or etcd.
     pub node_kind: AskedKind,
 }
 
-/// Runs and looks after the node of a held document until told to stop, or for good.
+/// Runs and supervises the node of the journalled document. Returns when told to stop, when the
+/// member is removed, or when the node can't run.
 pub(crate) async fn run(
     mut protocol: Protocol,
     settings: &Settings,
@@ -96,16 +97,16 @@ pub(crate) async fn run(
         attend(supervision, &mut protocol, &plan, board, &known).await
     };
     tail_stop.cancel();
-    // It passes on what is left and ends.
+    // The task passes on the remaining log lines, then ends.
     let _ = tail.await;
     conclude(outcome?, &plan, &mut protocol, &known).await
 }
 
-/// What the tasks beside the node find out, for each other and for the journal.
+/// Facts that concurrent tasks learn, shared with each other and with the journal.
 struct Known {
-    /// Who the members were when they were last looked at.
+    /// The members as last seen.
     members: watch::Sender<Vec<Member>>,
-    /// A hint that they may be others by now.
+    /// Signals that the members may have changed.
     hint: Arc<Notify>,
     /// The longest statement chain.
     statements: watch::Sender<Vec<Jws>>,
@@ -121,7 +122,8 @@ impl Known {
     }
 }
 
-/// The two programs take each other's directories for empty or broken ones.
+/// Refuses to start a node on the other program's data. muster-node and etcd each take the other's
+/// directory for an empty or broken one.
 fn check_maker(layout: &Layout, kind: NodeKind) -> Result<(), End> {
     let made_by_own = layout.node().join(OWN_NODE_FILE).exists();
     if !node_dir::has_log(&layout.node()) || made_by_own == (kind == NodeKind::Muster) {
@@ -135,11 +137,12 @@ fn check_maker(layout: &Layout, kind: NodeKind) -> Result<(), End> {
     )))
 }
 
-/// A file that muster-node makes in its data directory at its first start, and etcd does not.
+/// A file that muster-node creates in its data directory at its first start, and etcd never
+/// creates.
 const OWN_NODE_FILE: &str = "muster-boot";
 
-/// A newcomer's first start compares its list with the cluster's: members may have come and gone
-/// since it was admitted.
+/// Updates a newcomer's member list from the cluster before its node's first start. Members may
+/// have been added or removed since the newcomer was admitted.
 async fn refresh_admission(protocol: &mut Protocol) {
     let (layout, Ok(life)) = (&protocol.layout, Life::of(protocol)) else { return };
     let (Some(admission), false) =
@@ -153,7 +156,7 @@ async fn refresh_admission(protocol: &mut Protocol) {
     }
 }
 
-/// What this host has said of itself.
+/// Verifies and returns the record that this host signed about itself.
 pub(crate) fn own_record(journal: &Journal, own: &PublicKey) -> Result<Record, End> {
     let signed = journal.record.as_deref().map(signed_record);
     let signed = signed.ok_or_else(|| missing("record"))?;
@@ -164,14 +167,14 @@ fn missing(what: &str) -> End {
     End::DoNotRestart(format!("the journal holds no {what}: the node can't be started from it"))
 }
 
-/// As whom the node acts, by what was signed.
+/// The identity with which the node runs, derived from signed statements.
 struct Life {
-    /// The Raft cluster's id.
+    /// The Raft cluster's id. It differs from the founded cluster's after a recovery.
     cluster: u64,
-    /// The member's id there.
+    /// The member's id in that Raft cluster.
     member: MemberId,
     incarnation: Incarnation,
-    /// What the cluster was made of since it was founded.
+    /// The chain of recoveries from the founded cluster to the present one.
     recoveries: Recoveries,
 }
 
@@ -204,20 +207,20 @@ impl Life {
     }
 }
 
-/// Everything that a start of the node depends on.
+/// Everything that starting the node requires.
 struct Plan {
     document: VerifiedDocument,
     statements: StatementChain,
     record: Record,
     leaves: Leaves,
-    /// Its seat in the document; none for a member that came later.
+    /// The host's seat in the document; `None` for a member that joined later.
     seat: Option<u8>,
-    /// As whom the node acts.
+    /// The identity with which the node runs.
     life: Life,
     program: Program,
-    /// Where it is.
+    /// The member's addresses.
     at: Addresses,
-    /// Where clients reach the members, as far as the journal knows.
+    /// Client URLs of the members, as far as the journal has them.
     client_urls: BTreeSet<String>,
 }
 
@@ -260,7 +263,7 @@ impl Plan {
         Ok(Self { program, at, seat, life, client_urls, statements, record, leaves, document })
     }
 
-    /// For a node that writes none.
+    /// A tombstone that the agent writes for a node that writes none itself (stock etcd).
     fn tombstone(&self) -> Tombstone {
         Tombstone {
             version: 1,
@@ -305,7 +308,7 @@ impl Plan {
         door.inspect_err(|error| tracing::warn!("{}", chain(error))).ok()
     }
 
-    /// What a voter's agent does for its cluster.
+    /// Builds the task that does a voter's duties for its cluster.
     fn steward(&self, protocol: &Protocol, known: &Known) -> Option<Steward> {
         let join = protocol.keepsakes.join.as_ref()?;
         let document = self.document.jws().clone();
@@ -329,7 +332,7 @@ impl Plan {
         })
     }
 
-    /// Takes new certificates: into the journal, and where the node reads them.
+    /// Journals new certificates and writes them where the node reads them.
     fn renewed(&self, leaves: Leaves, protocol: &mut Protocol, board: &Board) {
         show_life(&leaves, board);
         let statement = self.statements.newest();
@@ -341,7 +344,7 @@ impl Plan {
         }
     }
 
-    /// A report to discovery; nothing if it can't be made (which costs nothing but the report).
+    /// Builds the report to discovery. `None` if it can't be built; only the report is lost then.
     fn report(&self, protocol: &Protocol, known: &Known) -> Option<Report> {
         let join = protocol.keepsakes.join.as_ref()?;
         Some(Report {
@@ -365,7 +368,7 @@ impl Plan {
         })
     }
 
-    /// Where clients reach the members, as far as anybody here knows.
+    /// Client URLs of the members, from the journal and from the last list seen.
     fn client_urls(&self, known: &Known) -> BTreeSet<String> {
         let members = known.members.borrow();
         let seen = members.iter().flat_map(|member| member.client_urls.iter().cloned());
@@ -373,7 +376,8 @@ impl Plan {
     }
 }
 
-/// Supervises, and meanwhile journals the first sight of the node's log and reports it.
+/// Supervises the node. Meanwhile journals that the node has created its log, and runs the agent's
+/// other tasks.
 async fn attend(
     supervision: impl Future<Output = Outcome>,
     protocol: &mut Protocol,
@@ -409,7 +413,8 @@ async fn attend(
             new = renewed, if ran => {
                 plan.renewed(new.clone(), protocol, board);
                 leaves = new;
-                // They speak to the node with the new ones.
+                // These tasks hold clients with the old certificates; build them again with the new
+                // ones.
                 chores.set(self::chores(plan, protocol, board, found));
             }
             Ok(()) = statements.changed() => {
@@ -427,7 +432,7 @@ async fn attend(
     }
 }
 
-/// What the agent tells discovery, and what it does for the cluster, beside its node.
+/// The agent's tasks beside its node: reports to discovery, and duties for the cluster.
 fn chores(
     plan: &Plan,
     protocol: &Protocol,
@@ -450,7 +455,8 @@ fn chores(
     }
 }
 
-/// A later start begins with the longest chain that this agent has seen: nobody can show it less.
+/// Journals a longer statement chain. Later starts begin with it, so nobody can present a shorter
+/// one to this agent as current.
 fn keep_statements(longer: Vec<Jws>, protocol: &mut Protocol) {
     if longer.len() <= protocol.keepsakes.statements.len() {
         return;
@@ -508,8 +514,8 @@ async fn conclude(
     }
 }
 
-/// The removal is on disk; now discovery may hear of it. If it doesn't, nobody is worse off than with
-/// a host that is gone altogether.
+/// Reports the removal, which is durable by now, to discovery. If that fails, discovery knows no
+/// less than it would of a host that vanished.
 async fn last_word(plan: &Plan, protocol: &Protocol, known: &Known) {
     let Some(report) = plan.report(protocol, known) else { return };
     let told = async {
@@ -526,14 +532,15 @@ async fn last_word(plan: &Plan, protocol: &Protocol, known: &Known) {
 
 fn removed(protocol: &mut Protocol) -> End {
     let tombstone = removal::note(&protocol.layout, &mut protocol.keepsakes);
-    // The tombstone in its directory already keeps the node from starting; this is the second.
+    // The tombstone in the node's directory already keeps it from starting; the journal's is the
+    // second.
     if let Err(end) = protocol.step(Event::TombstoneSeen) {
         tracing::warn!("can't journal the removal: {end}");
     }
     removal::end(&tombstone)
 }
 
-/// Shows the node's process in the status.
+/// Shows the state of the node's process in the agent's status.
 struct Shown {
     board: Board,
     program: std::path::PathBuf,
@@ -558,7 +565,7 @@ impl Observer for Shown {
                 last_death: before.last_death,
             });
         });
-        // Whatever went wrong before, it runs; how it last died stands in its own line.
+        // Clears the error: the node runs now. The reason of its last death stays in `last_death`.
         self.board.healed();
     }
 

@@ -1,8 +1,9 @@
-//! What a change of members would do, worked out from what was seen before anybody does it. Pure.
+//! Computes what a membership change would do, from the members' observed state, before anything is
+//! done. Pure.
 //!
-//! The cluster judges every change itself, and more exactly than can be done from outside: it knows
-//! for how long each member has been connected. A plan tells what it will say and what it won't:
-//! some changes are allowed, and cost a cluster its safety all the same.
+//! The cluster judges every change itself, and more exactly than is possible from outside: it knows
+//! for how long each member has been connected. A plan predicts the cluster's refusals. It also
+//! warns of changes that the cluster allows although they make it less safe.
 
 mod progress;
 mod replace;
@@ -16,29 +17,28 @@ pub(crate) use self::replace::{Next, next};
 
 use crate::cluster::{Member, MemberId};
 
-/// A learner with this many entries to fetch, or fewer, is in sync, as `muster-node` counts.
+/// A learner that lacks at most this many entries is in sync, by `muster-node`'s rule.
 pub(crate) const IN_SYNC_ENTRIES: u64 = 1_000;
 
-/// How a member was found.
+/// Observed state of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// It was added and has never run.
+    /// The member was added and has never run.
     NotStarted,
-    /// It doesn't answer.
+    /// The member doesn't answer.
     Silent,
-    /// It answers.
+    /// The member answers.
     Answers {
-        /// How many entries it has to fetch; unknown while nobody leads.
+        /// Number of entries that the member lacks; unknown while there is no leader.
         behind: Option<u64>,
     },
 }
 
-/// A member, and how it was found.
+/// A member and its observed state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// As the cluster lists it.
+    /// The member as the cluster lists it.
     pub member: Member,
-    /// How it was found.
     pub state: State,
 }
 
@@ -55,7 +55,8 @@ impl Seen {
         matches!(self.state, State::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES)
     }
 
-    /// Its name, or where it is to be as long as it has none.
+    /// Returns the member's name. A member that has not started has none: its id and peer URLs
+    /// then.
     pub(crate) fn label(&self) -> String {
         if self.member.is_started() {
             self.member.name.clone()
@@ -65,22 +66,22 @@ impl Seen {
     }
 }
 
-/// The members, as they were found.
+/// The cluster's members and their observed states.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sight {
-    /// All of them.
+    /// All members of the cluster.
     pub members: Vec<Seen>,
-    /// Who leads.
+    /// The leader, if there is one.
     pub leader: Option<MemberId>,
 }
 
 impl Sight {
-    /// The member of this id.
+    /// Returns the member with this id.
     pub(crate) fn of_id(&self, id: MemberId) -> Option<&Seen> {
         self.members.iter().find(|seen| seen.member.id == id)
     }
 
-    /// Another member than `but` that is reached at any of these.
+    /// Returns a member other than `but` that has any of these peer URLs.
     fn at(&self, peer_urls: &[String], but: Option<MemberId>) -> Option<&Seen> {
         self.members.iter().find(|seen| {
             Some(seen.member.id) != but
@@ -88,8 +89,8 @@ impl Sight {
         })
     }
 
-    /// Another member than `but` that is called so, and is not at `peer_urls`, where it would be the
-    /// one that is meant.
+    /// Returns a member other than `but` that has this name. A member at any of `peer_urls` is left
+    /// out, because it is the very member that the change is about.
     fn named(&self, name: &str, peer_urls: &[String], but: Option<MemberId>) -> Option<&Seen> {
         self.members.iter().find(|seen| {
             seen.member.name == name
@@ -107,12 +108,12 @@ impl Sight {
         }
     }
 
-    /// Whether a quorum answers.
+    /// Returns whether a quorum of voters answers.
     pub(crate) fn is_well(&self) -> bool {
         self.shape().spare().is_some()
     }
 
-    /// What to do, if too few voters answer for anything to be agreed on.
+    /// If there is no quorum, returns advice on what to do.
     pub(crate) fn no_quorum(&self) -> Option<String> {
         let shape = self.shape();
         let away = self.members.iter().filter(|seen| seen.votes() && !seen.answers());
@@ -126,8 +127,9 @@ impl Sight {
         })
     }
 
-    /// The other voters that are away or behind, if the cluster would stop with this one. A cluster of
-    /// one or two stops with any of them, which is its size's fault and nobody's news.
+    /// Returns the other voters that are unreachable or behind, if the cluster would lose its
+    /// quorum without this member. `None` for a cluster of one or two voters, which can never spare
+    /// one.
     pub(crate) fn cannot_spare(&self, id: MemberId) -> Option<Vec<String>> {
         let shape = self.shape();
         let votes = self.of_id(id).is_some_and(Seen::votes);
@@ -143,59 +145,59 @@ impl Sight {
     }
 }
 
-/// How many there are of each.
+/// Numbers of voters and learners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Members with a vote.
+    /// Number of members with a vote.
     pub voters: usize,
-    /// Members without.
+    /// Number of members without a vote.
     pub learners: usize,
-    /// Voters that answer.
+    /// Number of voters that answer.
     pub answering: usize,
 }
 
 impl Shape {
-    /// How many voters have to agree.
+    /// Returns the number of voters that have to agree.
     pub(crate) fn quorum(self) -> usize {
         self.voters / 2 + 1
     }
 
-    /// How many voters may fail, if all are well.
+    /// Returns the number of voters that may fail if all work now.
     pub(crate) fn tolerance(self) -> usize {
         self.voters.saturating_sub(self.quorum())
     }
 
-    /// How many more may fail now; nothing if there is no quorum now.
+    /// Returns how many more voters may fail now; `None` if there is no quorum.
     pub(crate) fn spare(self) -> Option<usize> {
         self.answering.checked_sub(self.quorum())
     }
 }
 
-/// What an operator wants.
+/// A change that an operator wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// One more.
+    /// Add a member.
     Add {
-        /// What it is called.
+        /// Name of the new member.
         name: String,
-        /// Where its peers will reach it.
+        /// Peer URLs of the new member.
         peer_urls: Vec<String>,
-        /// With a vote from the beginning.
+        /// Whether the member votes from the beginning.
         is_voter: bool,
     },
-    /// A learner is to vote.
+    /// Make a learner a voter.
     Promote(MemberId),
-    /// A member is to be reached elsewhere.
+    /// Change a member's peer URLs.
     Update(MemberId, Vec<String>),
-    /// One less.
+    /// Remove a member.
     Remove(MemberId),
-    /// Another in the place of this one.
+    /// Replace a member by a new one.
     Replace {
-        /// Who goes.
+        /// The member to replace.
         old: MemberId,
-        /// What the new one is called.
+        /// Name of the new member.
         name: String,
-        /// Where its peers will reach it.
+        /// Peer URLs of the new member.
         peer_urls: Vec<String>,
     },
 }
@@ -203,119 +205,120 @@ pub(crate) enum Wanted {
 /// One step of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The cluster agrees on a member.
+    /// The cluster adds a member.
     Add {
-        /// With a vote from the beginning.
+        /// Whether the member votes from the beginning.
         is_voter: bool,
     },
-    /// A person starts it.
+    /// A person starts the new member's node.
     Start,
-    /// It catches up.
+    /// The new member catches up with the log.
     CatchUp,
-    /// It gets its vote.
+    /// The learner becomes a voter.
     Promote,
-    /// The member that leads hands over.
+    /// The leader hands its leadership over.
     HandOver,
-    /// The cluster agrees that a member is gone.
+    /// The cluster removes a member.
     Remove,
-    /// The cluster agrees on other URLs.
+    /// The cluster changes a member's peer URLs.
     Update,
-    /// A person restarts it, with those.
+    /// A person restarts the member with its new peer URLs.
     Restart,
 }
 
-/// Why the cluster will say no.
+/// Why the cluster will refuse a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Objection {
-    /// Too few voters answer for anything to be agreed on.
+    /// Too few voters answer for a quorum.
     NoQuorum(Shape),
-    /// Afterwards, too few voters would have started.
+    /// After the change, too few of the voters would have started.
     NotStarted {
-        /// How many would have.
+        /// Number of voters that would have started.
         started: usize,
-        /// How many must.
+        /// Number of voters that must have started.
         needed: usize,
-        /// Who has not.
+        /// Voters that have not started.
         who: Vec<String>,
     },
     /// Too few voters answer for this change.
     Unhealthy {
-        /// How many do.
+        /// Number of voters that answer.
         healthy: usize,
-        /// How many must.
+        /// Number of voters that must answer.
         needed: usize,
-        /// Who doesn't.
+        /// Voters that don't answer.
         who: Vec<String>,
     },
-    /// There is a learner already.
+    /// There is a learner already, and only one is allowed by default.
     TooManyLearners(String),
-    /// Not a peer URL, as etcd reads them.
+    /// This is not a peer URL by etcd's rules.
     BadUrl(String),
-    /// Somebody else is there.
+    /// Another member has this peer URL.
     UrlTaken(String),
-    /// Somebody else is called so: a name would mean either. The cluster itself takes any name.
+    /// Another member has this name, so the name would be ambiguous. The cluster itself allows
+    /// equal names.
     NameTaken {
-        /// What it is to be called.
+        /// Name of the new member.
         name: String,
-        /// Who is.
+        /// The member that has the name.
         id: MemberId,
     },
-    /// It votes already.
+    /// The member to promote is a voter already.
     NotALearner(String),
-    /// It has too much to fetch, or is not heard of.
+    /// The learner lacks too many entries, or doesn't answer.
     NotInSync(String, State),
-    /// Nobody would be left to vote.
+    /// The member is the last voter: the cluster would have none left.
     LastVoter,
 }
 
-/// What the cluster will not say.
+/// A risk of a change that the cluster allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Warning {
-    /// An even number of voters tolerates no more than one less.
+    /// N voters (N even) tolerate no more failures than N-1.
     EvenSize(usize),
-    /// A learner that has no vote yet: nobody promotes it by itself.
+    /// A learner without a vote yet: it stays one until a person promotes it.
     LearnerWaits(String),
-    /// Its peers speak TLS, and are to reach it without.
+    /// The URL is without TLS, while other members use TLS.
     Plain(String),
-    /// A voter that has not started counts as failed until it has.
+    /// A voter that has not started counts as failed until it serves.
     CountsAsFailed {
-        /// How many may fail until then; nothing if there is no quorum.
+        /// How many more voters may fail until then; `None` if there is no quorum.
         spare: Option<usize>,
     },
-    /// It works, and others don't.
+    /// The member to remove works, while others don't.
     RemovesHealthy {
-        /// Who doesn't.
+        /// Voters that don't answer.
         silent: Vec<String>,
     },
-    /// Both of two have to live until it is done.
+    /// The cluster has two voters: both must work until the removal is committed.
     OneOfTwo,
-    /// Fewer failures are tolerated afterwards.
+    /// The change lowers the tolerance from the first number of failures to the second.
     LessTolerance(usize, usize),
-    /// While it restarts, it counts as failed.
+    /// The member counts as failed while it restarts.
     RestartCosts {
-        /// How many may fail until then; nothing if there is no quorum.
+        /// How many more voters may fail until then; `None` if there is no quorum.
         spare: Option<usize>,
     },
-    /// The one that is replaced goes first, and why.
+    /// The replaced member is removed first; the text says why.
     RemovesFirst(&'static str),
 }
 
-/// What would happen.
+/// The effect of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// As it is.
+    /// The shape before the change.
     pub before: Shape,
-    /// As it would be, with whoever is started by then.
+    /// The shape after the change, with the new member started.
     pub after: Shape,
-    /// What would be done, in this order.
+    /// The steps of the change, in order.
     pub steps: Vec<Step>,
-    /// Why it would be refused.
+    /// Why the cluster would refuse the change.
     pub objections: Vec<Objection>,
-    /// What it costs.
+    /// Risks of the change.
     pub warnings: Vec<Warning>,
 }
 
-/// Works out what `wanted` would do.
+/// Computes the plan of the change `wanted`.
 pub(crate) fn plan(sight: &Sight, wanted: &Wanted) -> Plan {
     let before = sight.shape();
     let (after, steps) = match wanted {
@@ -335,7 +338,7 @@ pub(crate) fn plan(sight: &Sight, wanted: &Wanted) -> Plan {
     };
     let mut objections = rules::objections(sight, wanted);
     if before.spare().is_none() {
-        // Whatever else there is to say, this comes first.
+        // Without a quorum nothing else can be done, so this objection comes first.
         objections.insert(0, Objection::NoQuorum(before));
     }
     let warnings = rules::warnings(sight, wanted, after);

@@ -1,28 +1,28 @@
-//! How a learner catches up: how far, how fast, how long still, and whether it does at all.
+//! How a learner catches up: entries left, rate, time left, and whether it has stalled.
 
 use std::time::Duration;
 
-/// What was seen of a learner, and when.
+/// Observations of a learner's progress over time.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// The first look, and the best so far with its time.
+    /// The first observation, and the best one (fewest entries left); each with its time.
     first: Option<(Duration, u64)>,
     best: Option<(Duration, u64)>,
 }
 
-/// How it goes.
+/// A learner's progress at one observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pace {
-    /// Entries that it has to fetch.
+    /// Entries that the learner lacks.
     pub behind: u64,
-    /// Entries that it has come nearer, in a second.
+    /// Entries by which the gap has shrunk, per second since the first observation.
     pub rate: u64,
-    /// How long it will take still, if it goes on like this.
+    /// Time left at this rate; `None` if the rate is zero.
     pub left: Option<Duration>,
 }
 
 impl Progress {
-    /// The learner was found `behind` at `now` (since some beginning).
+    /// Records that the learner lacked `behind` entries at `now`, a time since any fixed start.
     pub(crate) fn look(&mut self, now: Duration, behind: u64) -> Pace {
         let (since, from) = *self.first.get_or_insert((now, behind));
         if self.best.is_none_or(|(_, best)| behind < best) {
@@ -35,7 +35,7 @@ impl Progress {
         Pace { behind, rate, left }
     }
 
-    /// For how long it has come no nearer.
+    /// Returns for how long the learner's gap has not shrunk.
     pub(crate) fn stalled(&self, now: Duration) -> Duration {
         self.best.map_or(now, |(since, _)| now.saturating_sub(since))
     }

@@ -1,37 +1,38 @@
-//! Another member in the place of one: in which order, and what comes next.
+//! Replacing a member: the order of the steps, and the next one.
 //!
-//! The new one comes first wherever that is possible: as a learner, which costs nothing, then with a
-//! vote; then the old one goes. So at no time are there fewer copies than before. Where one has
-//! failed, the cluster may refuse to be added to (of three, two are no quorum of four); then the
-//! failed one goes first, which costs nothing either, since it is in no quorum that is needed now.
+//! Where possible, the new member is added first: as a learner, which lowers no tolerance, then as
+//! a voter. Only then is the old one removed, so the cluster never has fewer copies than before. If
+//! the old member has failed, the cluster may refuse an addition (two of three voters are no quorum
+//! of four). The failed member is removed first then. This costs nothing either, since no quorum
+//! counts on it now.
 //!
-//! What comes next is read off the list of members alone, so that whoever is killed in the middle
-//! goes on where it stopped.
+//! The next step follows from the list of members alone. So a command that was killed halfway can
+//! be run again and goes on where it stopped.
 
 use super::{
     IN_SYNC_ENTRIES, Objection, Seen, Shape, Sight, State, Step, one_less, one_more, removal, rules,
 };
 use crate::cluster::MemberId;
 
-/// What comes next.
+/// The next step of a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// The new one is added, as a learner.
+    /// Add the new member, as a learner.
     Add,
-    /// Somebody has to start it.
+    /// Wait until a person starts the new member.
     AwaitStart(MemberId),
-    /// It has to catch up.
+    /// Wait until the new member has caught up.
     AwaitSync(MemberId, State),
-    /// It gets its vote.
+    /// Make the new member a voter.
     Promote(MemberId),
-    /// The old one goes.
+    /// Remove the old member.
     Remove(MemberId),
-    /// Everything is done.
+    /// The replacement is complete; this is the new member.
     Done(MemberId),
 }
 
-/// What comes next, where `old` is to be replaced by a member at `peer_urls`. `old` is absent once it
-/// has been removed.
+/// Returns the next step of replacing `old` by a member at `peer_urls`. `old` is `None` once it has
+/// been removed.
 pub(crate) fn next(sight: &Sight, old: Option<MemberId>, peer_urls: &[String]) -> Next {
     let Some(new) = sight.at(peer_urls, old) else {
         return match old {
@@ -53,7 +54,7 @@ pub(crate) fn next(sight: &Sight, old: Option<MemberId>, peer_urls: &[String]) -
     }
 }
 
-/// Why the old one has to go first, if it has to.
+/// Returns why the old member has to be removed before the new one is added, or `None` if not.
 pub(super) fn why_first(
     sight: &Sight,
     old: MemberId,
@@ -61,7 +62,7 @@ pub(super) fn why_first(
 ) -> Option<&'static str> {
     let seen = sight.of_id(old)?;
     if sight.at(peer_urls, Some(old)).is_some() {
-        // The new one is there already.
+        // The new member is added already, so the order is decided.
         return None;
     }
     if seen.member.peer_urls.iter().any(|url| peer_urls.contains(url)) {
@@ -78,7 +79,7 @@ pub(super) fn why_first(
     )
 }
 
-/// The shape in the end, and how it is come to.
+/// Returns the shape after the replacement, and its steps.
 pub(super) fn steps(sight: &Sight, old: MemberId, peer_urls: &[String]) -> (Shape, Vec<Step>) {
     let comes = [Step::Add { is_voter: false }, Step::Start, Step::CatchUp, Step::Promote];
     let goes = removal(sight, old);
@@ -86,7 +87,7 @@ pub(super) fn steps(sight: &Sight, old: MemberId, peer_urls: &[String]) -> (Shap
     let after = one_more(left);
     let new = sight.at(peer_urls, Some(old));
     let steps = match new {
-        // A run before this one has come so far.
+        // An earlier run has added the new member: skip the steps that it completed.
         Some(Seen { state: State::NotStarted, .. }) => [&comes[1..], &goes].concat(),
         Some(seen) if !seen.votes() => [&comes[2..], &goes].concat(),
         Some(_) => goes,
@@ -101,7 +102,7 @@ pub(super) fn steps(sight: &Sight, old: MemberId, peer_urls: &[String]) -> (Shap
     (after, steps)
 }
 
-/// Why it would be refused.
+/// Returns why the cluster would refuse the replacement.
 pub(super) fn objections(
     sight: &Sight,
     old: MemberId,
@@ -112,7 +113,7 @@ pub(super) fn objections(
         return Vec::new();
     }
     let goes_first = why_first(sight, old, peer_urls).is_some();
-    // Where the old one goes first, its name is free by the time that it is taken.
+    // If the old member is removed first, its name is free when the new one is added.
     let taken = rules::name_taken(sight, name, peer_urls, goes_first.then_some(old));
     let refused = if goes_first {
         rules::may_remove(sight, old).into_iter().collect()

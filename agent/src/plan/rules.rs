@@ -1,5 +1,5 @@
-//! What the cluster will say to a change (its strict check, as `muster-node` and etcd have it), and
-//! what it won't.
+//! Predicts the cluster's verdict on a change (the strict check of `muster-node` and etcd), and the
+//! risks that the cluster doesn't mention.
 
 use super::{IN_SYNC_ENTRIES, Objection, Seen, Shape, Sight, State, Wanted, Warning, replace};
 use crate::cluster::MemberId;
@@ -8,7 +8,7 @@ fn quorum(voters: usize) -> usize {
     voters / 2 + 1
 }
 
-/// Why `wanted` would be refused.
+/// Returns why the cluster would refuse `wanted`.
 pub(super) fn objections(sight: &Sight, wanted: &Wanted) -> Vec<Objection> {
     if let Wanted::Add { peer_urls, .. }
     | Wanted::Update(_, peer_urls)
@@ -35,11 +35,12 @@ pub(super) fn objections(sight: &Sight, wanted: &Wanted) -> Vec<Objection> {
     }
 }
 
-/// Whether etcd and `muster-node` take this for a peer URL: scheme, host and port, and no path.
+/// Returns whether etcd and `muster-node` accept this as a peer URL: scheme, host and port, no
+/// path.
 fn is_peer_url(text: &str) -> bool {
     let Some((scheme, rest)) = text.trim().split_once("://") else { return false };
     match scheme {
-        // Stock etcd takes sockets of its own host; muster-node says itself that it doesn't.
+        // Stock etcd accepts Unix sockets; muster-node refuses them with an error of its own.
         "unix" | "unixs" => !rest.is_empty(),
         "http" | "https" => rest.rsplit_once(':').is_some_and(|(host, port)| {
             let is_address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
@@ -73,7 +74,7 @@ pub(super) fn name_taken(
     Some(Objection::NameTaken { name: name.to_owned(), id: seen.member.id })
 }
 
-/// A URL without TLS where another member's has it.
+/// Warns of a URL without TLS if another member's URL has TLS.
 fn plain(sight: &Sight, wanted: &Wanted) -> Option<Warning> {
     let (Wanted::Add { peer_urls, .. }
     | Wanted::Update(_, peer_urls)
@@ -102,12 +103,12 @@ fn not_started(sight: &Sight, started: usize, needed: usize) -> Option<Objection
     (started < needed).then_some(Objection::NotStarted { started, needed, who })
 }
 
-/// Whether one more may be added.
+/// Returns the objections to adding one more member.
 pub(super) fn may_add(sight: &Sight, is_learner: bool) -> Vec<Objection> {
     let voters = sight.shape().voters;
     let started = sight.started_voters(None);
     let mut objections = Vec::new();
-    // The first one may be joined by a second at any time.
+    // A second member may always join a single one, although it has not started yet.
     let is_second = started == 1 && voters == 1;
     if !(is_learner || is_second) {
         objections.extend(not_started(sight, started, quorum(voters + 1)));
@@ -121,7 +122,7 @@ pub(super) fn may_add(sight: &Sight, is_learner: bool) -> Vec<Objection> {
     objections
 }
 
-/// Whether this one may be removed.
+/// Returns the objection to removing this member, if there is one.
 pub(super) fn may_remove(sight: &Sight, id: MemberId) -> Option<Objection> {
     let seen = sight.of_id(id).filter(|seen| seen.votes())?;
     let left = sight.shape().voters - 1;
@@ -130,7 +131,7 @@ pub(super) fn may_remove(sight: &Sight, id: MemberId) -> Option<Objection> {
     }
     let started = sight.started_voters(Some(id));
     not_started(sight, started, quorum(left)).or_else(|| {
-        // Who is away is in no quorum that is needed now.
+        // An unreachable voter is in no quorum now, so its removal can't cost one.
         if seen.answers() { unhealthy(sight, quorum(left) + 1) } else { None }
     })
 }
@@ -146,7 +147,7 @@ fn may_promote(sight: &Sight, seen: &Seen) -> Vec<Objection> {
     late.into_iter().chain(not_started(sight, started, quorum(sight.shape().voters + 1))).collect()
 }
 
-/// What `wanted`, which leads to `after`, costs beside what it is refused for.
+/// Returns the risks of `wanted`, which leads to `after`, apart from the reasons to refuse it.
 pub(super) fn warnings(sight: &Sight, wanted: &Wanted, after: Shape) -> Vec<Warning> {
     let before = sight.shape();
     let mut warnings = Vec::new();

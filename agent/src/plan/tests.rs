@@ -3,9 +3,15 @@ use std::time::Duration;
 
 use super::*;
 
-/// Members by what they are: `V` a voter that answers, `v` one that doesn't, `n` one that has not
-/// started, `L` a learner in sync, `b` one that is behind, `l` one that has not started. Their ids
-/// count from 1, the first one leads, and each is called m and its id.
+/// Makes members from one letter each:
+/// - `V`: a voter that answers;
+/// - `v`: a voter that doesn't answer;
+/// - `n`: a voter that has not started;
+/// - `L`: a learner in sync;
+/// - `b`: a learner that is behind;
+/// - `l`: a learner that has not started.
+///
+/// Ids count from 1, member 1 leads, and each name is `m` and the id.
 fn sight(members: &str) -> Sight {
     let member = |(id, kind): (u64, char)| Seen {
         member: Member {
@@ -33,7 +39,7 @@ fn new_url() -> Vec<String> {
     vec![url(99)]
 }
 
-/// The plan as an operator reads it.
+/// Returns the plan as the operator sees it.
 fn told(members: &str, wanted: &Wanted) -> String {
     let plan = plan(&sight(members), wanted);
     let mut lines = vec![format!("before: {}", plan.before), format!("after: {}", plan.after)];
@@ -62,7 +68,7 @@ fn a_member_is_spared_while_the_others_are_a_quorum() {
     let names = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect());
     assert_eq!(spared("VVv", 1), names(&["m3"]));
     assert_eq!(spared("VVVvv", 2), names(&["m4", "m5"]));
-    // A learner's copy is no vote.
+    // A learner has no vote, so it is in no quorum.
     assert_eq!(spared("VVvL", 1), names(&["m3"]));
     let mut late = sight("VVV");
     late.members[1].state = State::Answers { behind: Some(IN_SYNC_ENTRIES + 1) };
@@ -131,7 +137,7 @@ fn without_a_quorum_an_operator_reads_who_is_missing() {
     assert_eq!(sight("VVvL").no_quorum(), None);
 }
 
-/// As the node's own table of the same cases has it.
+/// These cases are equal to those in `muster-node`'s own test of its strict check.
 #[test]
 fn the_strict_check_is_the_nodes() {
     for (members, refused) in [
@@ -167,8 +173,8 @@ fn the_strict_check_is_the_nodes() {
     }
 }
 
-/// Carries out what comes next until nothing does; the steps, and the fewest failures that were
-/// tolerated on the way.
+/// Carries out the steps of a replacement until it is complete. Returns the steps, and the smallest
+/// number of failures that was tolerated on the way.
 fn replaced(members: &str, old: u64) -> (Vec<&'static str>, Option<usize>) {
     let mut sight = sight(members);
     let old = MemberId(old);
@@ -251,7 +257,7 @@ fn a_learner_that_nearly_has_it_all_tells_how_long_it_takes() {
     let pace = progress.look(seconds(3), 5_000);
     assert_eq!(pace, Pace { behind: 5_000, rate: 2_000, left: Some(seconds(2)) });
     assert_eq!(progress.stalled(seconds(4)), seconds(1));
-    // It falls behind again, and that is no progress.
+    // Falling further behind is no progress.
     progress.look(seconds(9), 6_000);
     assert_eq!(progress.stalled(seconds(10)), seconds(7));
 }

@@ -1,4 +1,4 @@
-//! A plan in the operator's words.
+//! Texts of a plan for the operator.
 
 use std::fmt;
 
@@ -73,7 +73,8 @@ impl fmt::Display for Objection {
                 "{who} is a learner already, and members that run without --max-learners take one \
                  at a time: promote or remove it first"
             ),
-            // In the cluster's words, and with what they leave out.
+            // The wording is the cluster's own, extended by the offending URL and the expected
+            // form.
             Self::BadUrl(url) => write!(
                 f,
                 "etcdserver: given member URLs are invalid: {url:?} is not https://HOST:PORT"

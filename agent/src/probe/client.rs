@@ -1,4 +1,4 @@
-//! Asks one peer, once.
+//! Probes one peer once.
 
 use std::io;
 
@@ -11,54 +11,55 @@ use tokio_rustls::TlsConnector;
 use super::tls::IdentityError;
 use super::{ANSWER_LIMIT, Answer, PROBE_DEADLINE, ProbeIdentity};
 
-/// Why a peer did not answer, in words for the matrix.
+/// Why a probe failed; the text is shown in the matrix of who reached whom.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProbeError {
-    /// No connection: nothing there, no route, a firewall.
+    /// The TCP connection failed: nothing listens, no route, or a firewall.
     #[error("can't connect to {at}")]
     Connect {
-        /// Host and port.
+        /// Probed host and port.
         at: String,
-        /// What the system said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// Something answers there, but not the agent with that key.
+    /// The TLS handshake failed: the listener is not the agent with the expected key.
     #[error("{at} is not the agent that signed for it")]
     Handshake {
-        /// Host and port.
+        /// Probed host and port.
         at: String,
-        /// What the handshake said.
+        /// The error of the handshake.
         #[source]
         source: io::Error,
     },
-    /// It is that agent, and it does not know us (yet): it may not have the proposal.
+    /// The peer proved its key, but closed without an answer. It may not have the proposal yet, and
+    /// so not know this agent.
     #[error("{at} doesn't answer this host yet")]
     Silent {
-        /// Host and port.
+        /// Probed host and port.
         at: String,
     },
-    /// It said something else than an answer.
+    /// The peer sent something that is not a valid answer.
     #[error("{at} gave no valid answer")]
     Malformed {
-        /// Host and port.
+        /// Probed host and port.
         at: String,
     },
-    /// Too slow.
+    /// The probe exceeded its deadline.
     #[error("{at} did not answer within {} s", PROBE_DEADLINE.as_secs())]
     TimedOut {
-        /// Host and port.
+        /// Probed host and port.
         at: String,
     },
-    /// Its record names no address.
+    /// The peer's record has no peer URL.
     #[error("it has no peer URL")]
     NoUrl,
-    /// Our own key.
+    /// This agent's own key can't be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
 }
 
-/// Asks the agent that holds `expected` at `at` (`host:port`) for its answer.
+/// Probes `at` (`host:port`) and returns the answer of the agent that holds the key `expected`.
 pub(crate) async fn probe(
     identity: &ProbeIdentity,
     expected: PublicKey,
@@ -75,14 +76,14 @@ async fn ask(connector: TlsConnector, expected: PublicKey, at: &str) -> Result<A
     let stream = TcpStream::connect(at)
         .await
         .map_err(|source| ProbeError::Connect { at: named(), source })?;
-    // Keys are compared, names are not: this one is never looked at.
+    // TLS needs a server name, but the verifier compares only keys and ignores this one.
     let name = ServerName::try_from("muster-agent").expect("it is a valid DNS name");
     let mut stream = connector
         .connect(name, stream)
         .await
         .map_err(|source| ProbeError::Handshake { at: named(), source })?;
     let mut line = Vec::new();
-    // A peer that turns a stranger away closes, politely or not.
+    // A peer that doesn't know this agent's key closes, with or without a TLS close_notify.
     let read = (&mut stream).take(ANSWER_LIMIT as u64 + 1).read_to_end(&mut line).await;
     if line.is_empty() {
         return Err(ProbeError::Silent { at: named() });

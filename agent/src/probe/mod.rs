@@ -1,12 +1,13 @@
-//! Probes: does a peer's advertised address lead to the agent that signed for it?
+//! Probes: they check that a peer's advertised address leads to the agent that signed for it.
 //!
-//! Until its node starts, an agent listens on the node's peer address and answers probes there:
-//! TLS 1.3 with both agents' own Ed25519 keys, ALPN `muster-probe/1`, and one JSON line of at most
-//! 4 KiB. Whoever asks proves a key of its own by its client certificate; a key that stands neither
-//! in the proposal nor in a list that this agent has signed gets nothing but a close.
+//! Until its node starts, an agent listens on the node's peer address and answers probes there. A
+//! probe uses TLS 1.3 with both agents' own Ed25519 keys and ALPN `muster-probe/1`. Its answer is
+//! one JSON line of at most 4 KiB. The probing agent proves its key by a client certificate. The
+//! connection is closed without an answer unless that key is in the proposal or in a list that this
+//! agent has signed.
 //!
-//! Certificates here are wrappings for bare keys: self-signed, compared by key, without chain,
-//! names or dates.
+//! Certificates only carry bare keys here. They are self-signed and compared by key; chain, names
+//! and dates are ignored.
 
 pub(crate) mod client;
 pub(crate) mod server;
@@ -21,21 +22,21 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::tls::ProbeIdentity;
 
-/// The protocol's name in the TLS handshake.
+/// The protocol's ALPN name in the TLS handshake.
 pub(crate) const ALPN: &[u8] = b"muster-probe/1";
-/// The longest answer, with its newline.
+/// Maximum length of an answer in bytes, its newline included.
 pub(crate) const ANSWER_LIMIT: usize = 4 * 1024;
 /// The longest that a probe may take from connect to answer.
 pub(crate) const PROBE_DEADLINE: Duration = Duration::from_secs(3);
 
-/// What a probed agent says.
+/// A probed agent's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
-    /// Its public key: what the handshake has proved, said again.
+    /// The agent's public key, which the handshake has proved as well.
     pub key: PublicKey,
-    /// Its node's incarnation.
+    /// The incarnation of the agent's node.
     pub incarnation: Incarnation,
-    /// Its highest signed release, a compact JWS, if it has released anything.
+    /// The agent's highest signed release, a compact JWS, if it has released anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub released: Option<Jws>,
 }

@@ -1,4 +1,4 @@
-//! Answers probes on the node's peer address until the node takes it over.
+//! Answers probes on the node's peer address until the node listens there itself.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,38 +17,38 @@ use tokio_util::task::TaskTracker;
 use super::tls::{IdentityError, key_of};
 use super::{ANSWER_LIMIT, Answer, PROBE_DEADLINE, ProbeIdentity};
 
-/// Probes answered at one time; one more is closed at once, and its asker tries again.
+/// Maximum number of probes answered at one time. Further connections are closed at once, and the
+/// probing agent tries again.
 const CONNECTIONS: usize = 64;
-/// Pause after a failed accept (out of file descriptors), so that it doesn't spin.
+/// Pause after a failed accept (for example without free file descriptors), to avoid a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What the listener may say, and to whom. Changes as the agent's journal does.
+/// The listener's answer and who gets it. Updated whenever the agent's journal changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Policy {
-    /// Who gets an answer: the keys in the proposal and in every list that this agent signed.
+    /// Keys that get an answer: those in the proposal and in every list that this agent signed.
     pub askers: BTreeSet<PublicKey>,
-    /// The answer; nothing before there is one.
+    /// The answer; `None` until there is one.
     pub answer: Option<Answer>,
 }
 
-/// Why there is no listener.
+/// Why the listener could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
-    /// The address can't be listened on.
+    /// Binding the address failed.
     #[error("can't listen on {at}")]
     Bind {
-        /// The node's peer address.
         at: SocketAddr,
-        /// Why not.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The agent's key.
+    /// This agent's own key can't be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
 }
 
-/// A listener at work. Dropping it without `close` leaves its port open until the tasks notice.
+/// A probe listener. Dropping it without `close` leaves its port open until its tasks have ended.
 #[derive(Debug)]
 pub(crate) struct ProbeListener {
     stop: CancellationToken,
@@ -58,7 +58,7 @@ pub(crate) struct ProbeListener {
 }
 
 impl ProbeListener {
-    /// Listens on `at`.
+    /// Starts to listen on `at`.
     pub(crate) async fn open(
         at: SocketAddr,
         identity: &ProbeIdentity,
@@ -79,13 +79,12 @@ impl ProbeListener {
         })
     }
 
-    /// Where it listens.
     #[cfg(test)]
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Gives the address back; once it returns, the node can listen there.
+    /// Closes the listener. Once this returns, the node can listen on the address.
     pub(crate) async fn close(self) {
         self.stop.cancel();
         self.tasks.close();

@@ -1,4 +1,4 @@
-//! TLS between two agents: each proves its Ed25519 key, and nothing else counts.
+//! TLS between two agents: each proves its Ed25519 key, and nothing else is checked.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use rustls::{
 
 use super::ALPN;
 
-/// Why an agent's key can't be wrapped for TLS.
+/// Why an agent's key can't be used for TLS.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IdentityError {
     /// The TLS library refused it.
@@ -23,7 +23,7 @@ pub(crate) enum IdentityError {
     Tls(#[from] Error),
 }
 
-/// This agent's key in its wrapping.
+/// This agent's key and its self-signed certificate.
 #[derive(Debug)]
 pub(crate) struct ProbeIdentity {
     certificate: CertificateDer<'static>,
@@ -34,7 +34,7 @@ pub(crate) struct ProbeIdentity {
 }
 
 impl ProbeIdentity {
-    /// Wraps the agent's key.
+    /// Makes a self-signed certificate of the agent's key.
     pub(crate) fn new(key: &SigningKey) -> Self {
         let TlsIdentity { mut chain, key: private } = key.tls_identity();
         let certificate = chain.swap_remove(0);
@@ -48,26 +48,25 @@ impl ProbeIdentity {
         }
     }
 
-    /// The key that peers see.
     #[cfg(test)]
     pub(crate) fn public(&self) -> PublicKey {
         self.public
     }
 
-    /// For the listener: asks for a client certificate and requires one; whose it is, the listener
-    /// decides after the handshake.
+    /// Returns the listener's configuration. It requires a client certificate of any key; the
+    /// listener checks the key after the handshake.
     pub(crate) fn server_config(&self) -> Result<Arc<ServerConfig>, IdentityError> {
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(Arc::new(AnyAgent { provider: Arc::clone(&self.provider) }))
             .with_single_cert(vec![self.certificate.clone()], self.key.clone_key())?;
         config.alpn_protocols = vec![ALPN.to_vec()];
-        // Each probe proves its key anew.
+        // Without session tickets, each probe proves its key in a full handshake.
         config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
     }
 
-    /// For asking the one agent that holds `expected`.
+    /// Returns the configuration for probing the one agent that holds the key `expected`.
     pub(crate) fn client_config(
         &self,
         expected: PublicKey,
@@ -84,7 +83,7 @@ impl ProbeIdentity {
     }
 }
 
-/// The Ed25519 key in a certificate.
+/// Extracts the Ed25519 key from a certificate.
 pub(crate) fn key_of(certificate: &CertificateDer<'_>) -> Result<PublicKey, Error> {
     client_key(certificate).map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))
 }
@@ -103,7 +102,7 @@ fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
     Err(Error::General("probes speak TLS 1.3 only".to_owned()))
 }
 
-/// Takes the certificate of one key.
+/// Verifier that accepts only a certificate with the expected key.
 #[derive(Debug)]
 struct ThatAgent {
     expected: PublicKey,
@@ -149,7 +148,7 @@ impl ServerCertVerifier for ThatAgent {
     }
 }
 
-/// Takes the certificate of any Ed25519 key whose holder signs the handshake.
+/// Verifier that accepts any Ed25519 key whose holder signs the handshake.
 #[derive(Debug)]
 struct AnyAgent {
     provider: Arc<CryptoProvider>,

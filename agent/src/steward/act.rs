@@ -1,4 +1,4 @@
-//! Carrying out what was decided of an intent.
+//! Carries out the act that was decided for an intent.
 
 use discovery_types::api::Outcome;
 use discovery_types::digest;
@@ -13,7 +13,7 @@ use crate::crash;
 use crate::exit::chain as causes;
 
 impl Steward {
-    /// Makes one change, once.
+    /// Sends one change to the cluster, and handles its answer.
     pub(super) async fn change(
         &mut self,
         intent: &VerifiedIntent,
@@ -46,17 +46,18 @@ impl Steward {
             Err(ClusterError::Refused { text, .. }) if may_pass(&text) => {
                 self.postponed(intent, step, members, text).await;
             }
-            // A learner is promoted once it is ready: nothing that the cluster says of it is final.
+            // The cluster's refusal to promote is never final: a learner is promoted once it is
+            // ready.
             Err(ClusterError::Refused { text, .. }) if step != Step::Promote => {
                 let Act::Tell(outcome) = refused(text) else { return };
                 self.tell(intent, outcome).await;
             }
-            // Looked at again, with the list as it is then.
+            // The change may have been made: the next look reads the list of members again.
             Err(error) => self.wait(intent, &causes(&error)).await,
         }
     }
 
-    /// The cluster refuses a step that it may take later. Says which members keep it from that.
+    /// Handles a refusal that may pass, and reports which members cause it.
     async fn postponed(
         &mut self,
         intent: &VerifiedIntent,
@@ -80,7 +81,7 @@ impl Steward {
         self.wait(intent, &why).await;
     }
 
-    /// The members that don't answer.
+    /// Returns the members that don't answer.
     async fn silent<'a>(&self, members: &'a Members) -> Vec<&'a Member> {
         let asked = members.list.iter().map(|member| self.node.status_of(member));
         let answers = join_all(asked).await;
@@ -88,7 +89,7 @@ impl Steward {
         silent.map(|(member, _)| member).collect()
     }
 
-    /// A change was made: the next look sees it, but for what a list doesn't show.
+    /// Notes facts about a change just made that the list of members doesn't show.
     async fn changed(&mut self, intent: &VerifiedIntent, change: &Change, step: Step) {
         let seen = self.seen.entry(intent.operation).or_default();
         seen.added_before |= step == Step::Add;
@@ -105,7 +106,7 @@ impl Steward {
         }
     }
 
-    /// Asks the cluster whether this intent removed the member that it replaces, which is gone.
+    /// Asks the cluster whether this intent removed `old`, the replaced member, which is gone.
     pub(super) async fn find_remover(
         &mut self,
         intent: &VerifiedIntent,
@@ -121,7 +122,7 @@ impl Steward {
         self.seen.entry(intent.operation).or_default().departure = departure;
     }
 
-    /// Lets another voter lead that answers.
+    /// Moves the leadership to another voter that answers.
     pub(super) async fn hand_over(
         &mut self,
         intent: &VerifiedIntent,
@@ -140,7 +141,8 @@ impl Steward {
     }
 }
 
-/// Names a member to people: by its name and id, or by its peer URLs where its node has not started.
+/// Returns a member's name and id for messages. A member that has not started has its peer URLs
+/// instead of a name.
 pub(super) fn label(member: &Member) -> String {
     if member.is_started() {
         format!("{} ({})", member.name, member.id)

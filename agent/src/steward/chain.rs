@@ -1,9 +1,9 @@
-//! The statement chain, as the cluster itself keeps it.
+//! The statement chain in the cluster's own store.
 //!
-//! Who may sign what is said by the newest statement. Discovery could withhold that one, and with it
-//! that an admin was removed. So the chain stands in the cluster's own store as well, where it is
-//! read linearizably before anything is done by it; the longer of the two counts. A chain can only be
-//! made longer by an owner, whoever writes it.
+//! The newest statement says who may sign what. Discovery could withhold it, and thereby hide that
+//! an admin was removed. So the chain is in the cluster's own store as well, where it is read
+//! linearizably before any action. The longer of the two chains counts. Only an owner's signature
+//! can make a chain longer, whoever writes it to the store.
 
 use discovery_types::client::Client;
 use discovery_types::digest::Digest;
@@ -15,25 +15,27 @@ use uuid::Uuid;
 use crate::cluster::Cluster;
 use crate::exit::chain as causes;
 
-/// Where it stands. Keys that begin with `muster/` are Muster's own.
+/// Key of the statement chain. Keys that begin with `muster/` are Muster's own.
 pub(crate) const STATEMENTS: &str = "muster/v1/statements";
-/// Where the document stands that the cluster was founded on.
+/// Key of the document with which the cluster was founded.
 const DOCUMENT: &str = "muster/v1/document";
-/// Where those stand by which it is no longer the one that was founded: newcomers read them.
+/// Key of the recovery statements (how this cluster came from the founded one); read by joining
+/// hosts.
 pub(crate) const RECOVERIES: &str = "muster/v1/recoveries";
 
-/// The longest chain that this agent knows.
+/// The longest statement chain that this agent knows, and the other signed texts that it keeps in
+/// the store.
 pub(crate) struct Statements {
     pin: Digest,
     chain: StatementChain,
     document: Jws,
     recoveries: Vec<Jws>,
-    /// Whoever keeps the journal looks here.
+    /// Tells the task that writes the journal of each longer chain.
     longest: watch::Sender<Vec<Jws>>,
 }
 
 impl Statements {
-    /// From the journal's; a longer one is shown in `longest`.
+    /// Begins with the journal's `chain`; longer chains are sent to `longest`.
     pub(crate) fn new(
         pin: Digest,
         chain: StatementChain,
@@ -44,12 +46,12 @@ impl Statements {
         Self { pin, chain, document, recoveries, longest }
     }
 
-    /// It.
     pub(crate) fn chain(&self) -> &StatementChain {
         &self.chain
     }
 
-    /// Takes discovery's chain, if that is longer.
+    /// Fetches discovery's chain if `newest`, its newest statement, is not in this one; adopts it
+    /// if it is longer.
     pub(super) async fn learn(
         &mut self,
         client: &Client,
@@ -63,8 +65,8 @@ impl Statements {
         self.take(&list.statements).map(drop).map_err(|error| error.to_string())
     }
 
-    /// Takes the cluster's chain, if that is longer, and makes it longer there if this one is; and
-    /// keeps there what the cluster was made of.
+    /// Adopts the store's chain if it is longer, and writes this one to the store if that is
+    /// longer. Also keeps the recovery statements and the document there.
     pub(super) async fn keep(&mut self, node: &Cluster) -> Result<(), String> {
         self.keep_recoveries(node).await?;
         let stored = node.read(STATEMENTS).await.map_err(|error| causes(&error))?;
@@ -73,13 +75,14 @@ impl Statements {
         match self.take(found.as_deref().unwrap_or_default()) {
             Ok(Relation::Same | Relation::Longer) => return Ok(()),
             Err(Unusable::Branch) => return Err(format!("{STATEMENTS}: {}", Unusable::Branch)),
-            // Whoever may write to the cluster may write there, too: what is no chain of this
-            // cluster's counts for nothing, and is replaced.
+            // Every client with write access to the store may write this key. So a value that is
+            // not a chain of this cluster counts for nothing, and is replaced.
             Err(Unusable::Invalid(why)) => tracing::warn!("{STATEMENTS} is replaced: {why}"),
             Ok(Relation::Shorter) => {}
         }
         let text = serde_json::to_vec(&self.chain.jws()).expect("texts always serialise");
-        // If another agent was first, the next look shows with what.
+        // If another agent has written first, nothing is replaced, and the next look reads its
+        // value.
         node.replace(STATEMENTS, &stored, &text).await.map_err(|error| causes(&error))?;
         let stored = node.read(DOCUMENT).await.map_err(|error| causes(&error))?;
         if stored.value.is_none() {
@@ -89,8 +92,9 @@ impl Statements {
         Ok(())
     }
 
-    /// One Raft cluster has one row of them, which each of its members knows from its own journal: what
-    /// else stands there is what was true of the cluster before, or somebody's who may write.
+    /// Writes the recovery statements to the store. A Raft cluster has one sequence of them, which
+    /// each member knows from its own journal. A different value is from before the last recovery,
+    /// or from another client, and is replaced.
     async fn keep_recoveries(&self, node: &Cluster) -> Result<(), String> {
         if self.recoveries.is_empty() {
             return Ok(());
@@ -103,7 +107,7 @@ impl Statements {
         Ok(())
     }
 
-    /// What `found` is to the chain that is known, which it replaces if it goes further.
+    /// Compares `found` with the known chain, and adopts it if it is a longer one.
     fn take(&mut self, found: &[Jws]) -> Result<Relation, Unusable> {
         let known = self.chain.jws();
         if known == found {
@@ -123,23 +127,23 @@ impl Statements {
     }
 }
 
-/// What a chain is to the one that was known before.
+/// How a found chain compares with the known one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Relation {
     Same,
-    /// An earlier state of it, or nothing.
+    /// The found chain is a beginning of the known one, or empty.
     Shorter,
-    /// It went on where that one ended.
+    /// The found chain continues the known one.
     Longer,
 }
 
 /// Why a chain can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Unusable {
-    /// Nobody who may has signed it.
+    /// The chain's signatures or links are invalid for this cluster.
     #[error("it is no chain of this cluster's: {0}")]
     Invalid(String),
-    /// Owners have signed two.
+    /// The found chain branches off from the known one: owners have signed both.
     #[error(
         "it parts from the chain that is known here, and owners have signed both: nothing is done \
          by either until a person has looked"
@@ -179,7 +183,7 @@ mod tests {
         assert_eq!(statements.chain().jws(), longer);
         assert!(journalled.has_changed().unwrap());
         assert_eq!(*journalled.borrow_and_update(), longer);
-        // An older one, as a service that withholds a removal shows it, changes nothing.
+        // A service that hides a removal shows an older chain; that changes nothing.
         assert_eq!(statements.take(&first), Ok(Relation::Shorter));
         assert_eq!(statements.chain().jws(), longer);
         assert_eq!(statements.take(&longer), Ok(Relation::Same));

@@ -1,8 +1,7 @@
-//! What to do about an intent, by what the cluster itself shows. Pure.
+//! Decides the next act for an intent, from the cluster's own state. Pure.
 //!
-//! It is asked again at each look, and remembers nothing that the cluster doesn't: so an agent that
-//! dies in the middle, or a leader that does, leaves nothing behind that the next one can't go on
-//! with.
+//! The decision is made again at each look, and depends on nothing that the cluster doesn't show.
+//! So if an agent or a leader fails halfway, the next one can go on.
 
 use discovery_types::api::{InitialMember, IntentState, Outcome};
 use discovery_types::digest;
@@ -13,61 +12,61 @@ use discovery_types::url::NodeUrl;
 use crate::bootstrap::cut;
 use crate::cluster::{Change, Member, MemberId, Members, NewMember};
 
-/// What is known of an intent.
+/// The facts about an intent on which the decision depends.
 pub(super) struct Sight<'a> {
-    /// What was signed.
+    /// The signed intent, verified.
     pub intent: &'a VerifiedIntent,
-    /// How far discovery says that it has come.
+    /// The intent's state according to discovery.
     pub state: IntentState,
-    /// Which member it says that the newcomer is.
+    /// Member id of the newcomer according to discovery, if it has one.
     pub told: Option<digest::MemberId>,
-    /// The members, for certain.
+    /// The members, from a linearizable read.
     pub members: &'a Members,
-    /// The member that this agent's node is.
+    /// The member of this agent's own node.
     pub own: MemberId,
-    /// The member that leads.
+    /// The current leader.
     pub leader: MemberId,
-    /// Why it must not be begun.
+    /// Why the intent must not be begun now, if so.
     pub untimely: Option<UntimelyIntent>,
-    /// The newcomer has made no progress for too long.
+    /// Whether the newcomer has made no progress for too long.
     pub stalled: bool,
-    /// The cluster says that it has added the newcomer before.
+    /// Whether the cluster says that it has added the newcomer before.
     pub added_before: bool,
-    /// The cluster takes no member more while the one that is to be replaced is down.
+    /// Whether the cluster refuses another member because the one to be replaced is down.
     pub old_is_down: bool,
-    /// By whom the member that is to be replaced was removed, where it is gone.
+    /// Which operation removed the replaced member, if that is gone.
     pub departure: Departure,
 }
 
-/// By which operation the member that an intent replaces was removed.
+/// Which operation removed the member that an intent replaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Departure {
-    /// The cluster has not been asked.
+    /// The cluster has not been asked yet.
     #[default]
     Unknown,
-    /// By the intent itself: its newcomer takes the free place.
+    /// The intent itself removed it, so the newcomer takes the free place.
     Own,
-    /// By another operation: a newcomer would be one member more than anybody signed.
+    /// Another operation removed it, so the newcomer would be one member more than was signed.
     Foreign,
 }
 
-/// What to do.
+/// The next act for an intent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Act {
-    /// Nothing now.
+    /// Do nothing now, for this reason.
     Wait(String),
     /// Ask the own node for this change.
     Change(Change, Step),
     /// Find out whether the intent itself removed this member, which is gone.
     FindRemover(MemberId),
-    /// Let another member lead, since this one is to go.
+    /// Move the leadership to another member, since the own member is to be removed.
     HandOver,
-    /// It is over, or has come a step further: tell discovery.
+    /// Report this outcome to discovery.
     Tell(Outcome),
 }
 
 impl Sight<'_> {
-    /// What to do about it now.
+    /// Returns the next act for the intent.
     pub(super) fn decide(&self) -> Act {
         let act = match self.intent.errand() {
             Errand::Add { record, replaces } => self.newcomer(record, *replaces),
@@ -75,7 +74,7 @@ impl Sight<'_> {
             Errand::Update { member, peer_urls } => self.update(*member, peer_urls),
         };
         let leads = self.own == self.leader;
-        // Discovery takes no host's word that it has joined itself.
+        // Discovery doesn't accept a host's own report that it has joined.
         let newcomer_leads = self.told.is_some_and(|told| told.get() == self.leader.0);
         match act {
             Act::Tell(_) if leads == newcomer_leads => {
@@ -106,13 +105,15 @@ impl Sight<'_> {
                 "member {} ({}) is at this host's peer URL already",
                 member.id, member.name
             )),
-            // Whether a member at these URLs is the newcomer is told by the cluster, when it is added.
+            // The cluster itself decides, at the addition, whether a member at these URLs is the
+            // newcomer.
             (_, found) => self.add(record, urls, old, gone.filter(|_| found.is_none())),
         }
     }
 
-    /// Whether a member at the newcomer's URLs is the newcomer. `muster-node` says whether it was
-    /// added by this operation. Stock etcd doesn't: there a learner with these URLs is.
+    /// Returns whether a member at the newcomer's URLs is the newcomer. `muster-node` tells whether
+    /// this operation added it. Stock etcd doesn't; there, a learner with these URLs counts as the
+    /// newcomer.
     fn is_newcomer(&self, member: &Member, urls: &[String]) -> bool {
         let same = member.peer_urls.len() == urls.len();
         same && if self.knows_operations() { self.added_before } else { member.is_learner }
@@ -142,13 +143,13 @@ impl Sight<'_> {
             (Some(gone), Departure::Foreign) => return refused(why_foreign(gone)),
             _ => {}
         }
-        // Two members can't have one URL: then the old one goes first. So does one that is down,
-        // where the cluster takes nobody in beside it.
+        // Two members can't have one URL, so the old member is removed first then. A member that is
+        // down is also removed first, if the cluster refuses an addition beside it.
         let in_the_way = |old: &&Member| old.peer_urls.iter().any(|url| urls.contains(url));
         if let Some(old) = old.filter(|old| self.old_is_down || in_the_way(old)) {
             return self.remove(old.id);
         }
-        // A name in a command or an order has to mean one member.
+        // A name in a command or an order must identify one member.
         let name = record.name.to_string();
         let called =
             |member: &&Member| member.name == name && old.is_none_or(|o| o.id != member.id);
@@ -164,7 +165,8 @@ impl Sight<'_> {
         Act::Change(Change::Add(new), Step::Add)
     }
 
-    /// A newcomer without a vote. The member that it replaces may be `gone` by another operation.
+    /// Decides about a newcomer that is still a learner. `gone` is the replaced member if that is
+    /// no longer listed; another operation may have removed it.
     fn learner(&self, member: &Member, gone: Option<MemberId>) -> Act {
         match (gone, self.departure) {
             _ if self.stalled => Act::Change(Change::Remove(member.id), Step::TakeOut),
@@ -174,7 +176,7 @@ impl Sight<'_> {
         }
     }
 
-    /// A newcomer that votes: only the member that it replaces is left to go.
+    /// Decides about a newcomer that votes: only the member that it replaces remains to be removed.
     fn voter(&self, member: &Member, old: Option<&Member>) -> Act {
         match old {
             Some(old) => self.remove(old.id),
@@ -210,7 +212,7 @@ impl Sight<'_> {
         self.unless_late(|| Act::Change(change, Step::Update))
     }
 
-    /// An order is for one configuration, and for a while.
+    /// Returns `act`, unless the order has expired or was planned for another configuration.
     fn unless_late(&self, act: impl FnOnce() -> Act) -> Act {
         match (self.untimely, self.intent.planned_at, self.members.configuration) {
             (Some(why), ..) => Act::Wait(why.to_string()),
@@ -232,7 +234,7 @@ impl Sight<'_> {
         }
     }
 
-    /// What the newcomer starts with.
+    /// Returns the initial list of members with which the newcomer starts.
     fn initial(&self, own: digest::MemberId, record: &VerifiedRecord) -> Vec<InitialMember> {
         let mut initial = Vec::new();
         for member in &self.members.list {
@@ -245,7 +247,7 @@ impl Sight<'_> {
     }
 }
 
-/// Why a newcomer is not taken in the place of `gone`.
+/// Returns why a newcomer doesn't take the place of `gone`.
 pub(super) fn why_foreign(gone: MemberId) -> String {
     format!(
         "member {gone}, which this ticket replaces, was removed by another operation, so this host \
@@ -253,12 +255,12 @@ pub(super) fn why_foreign(gone: MemberId) -> String {
     )
 }
 
-/// A refusal of the cluster's because of a member that is down.
+/// Returns whether the cluster refused a change because a member is down.
 pub(super) fn is_unhealthy(text: &str) -> bool {
     text.contains("unhealthy cluster") || text.contains("not enough started members")
 }
 
-/// A refusal of the cluster's that may pass: it is asked again.
+/// Returns whether the cluster's refusal may pass, so that the change is tried again.
 pub(super) fn may_pass(text: &str) -> bool {
     [
         "unhealthy cluster",

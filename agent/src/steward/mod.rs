@@ -1,12 +1,13 @@
-//! Looks after the cluster that this host's node is a voter of, as far as people have signed what is
-//! to be done: carries out intents, and keeps the statement chain in the cluster's own store.
+//! Looks after the cluster of which this host's node is a voter, as far as people have signed what
+//! is to be done. It carries out intents, and keeps the statement chain in the cluster's own store.
 //!
-//! Only the agent beside the leader acts, on its own node, by the Cluster API, one change at a time;
-//! what became of a newcomer that leads itself is told by the others. Where that agent is silent,
-//! another voter's agent lets its own node lead (`takeover`).
-//! Discovery hands out what is to be done; whether it may be done follows from signatures alone, and
-//! whether it was done is asked of the cluster before each step. Nothing here begins without a signed
-//! intent, and a node serves whether or not this works.
+//! Only the agent beside the leader acts: on its own node, through the Cluster API, one change at a
+//! time. If a newcomer itself leads, another member's agent reports its outcome. If the leader's
+//! agent is silent, another voter's agent moves the leadership to its own node (`takeover`).
+//!
+//! Discovery hands out intents. Whether one may be carried out follows from signatures alone.
+//! Whether it was carried out is asked of the cluster before each step. Nothing begins without a
+//! signed intent, and a node serves whether or not this works.
 
 mod act;
 mod chain;
@@ -36,50 +37,51 @@ use crate::cluster::{Cluster, MemberId, Members, NodeStatus};
 use crate::exit::chain as causes;
 use crate::retry::Retry;
 
-/// How often intents are looked at while there are some.
+/// How often intents are examined while there are any.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How often a node that is down is asked whether it leads.
+/// How often the agent asks an unreachable node for its status.
 const ASK_NODE_EVERY: Duration = Duration::from_secs(1);
-/// The shortest time between two reasons why one intent waits that discovery is told.
+/// Minimum time between two reports to discovery on why one intent waits.
 const EXPLAIN_EVERY: Duration = Duration::from_secs(5);
 
-/// What it works with.
+/// The task that carries out intents beside this host's node.
 pub(crate) struct Steward {
-    /// The service.
+    /// Client of the discovery service.
     pub client: Arc<Client>,
-    /// The cluster, in discovery's words.
+    /// The cluster's id at discovery.
     pub cluster: Uuid,
-    /// This host's own node.
+    /// API client of this host's own node.
     pub node: Cluster,
-    /// Who may sign what.
+    /// The statement chain, which says who may sign what.
     pub statements: Statements,
-    /// Told when the members are probably others than before.
+    /// Notified when the members have probably changed.
     pub hint: Arc<Notify>,
-    /// The intents that were handed out last: one that came further, or is gone, has changed members.
+    /// The intents handed out last. If one of them has changed its state or is gone, the members
+    /// have changed.
     standing: BTreeMap<OperationId, IntentState>,
-    /// What was seen of intents that are under way.
+    /// Observations of pending intents.
     seen: BTreeMap<OperationId, Seen>,
-    /// Whether the agent beside the leader shows that it lives.
+    /// Observations of the agent beside the leader.
     watch: Watch,
     retry: Retry,
     said: String,
 }
 
-/// What this agent has seen of one intent: nothing that the next one couldn't do without.
+/// An agent's observations of one intent. The next leader's agent can do without them.
 #[derive(Default)]
 struct Seen {
     progress: Progress,
     added_before: bool,
     old_is_down: bool,
-    /// By whom the member that is to be replaced was removed.
+    /// Which operation removed the replaced member.
     departure: Departure,
     said: String,
-    /// The reason to wait that discovery was told last, and when.
+    /// The reason to wait that discovery was told last, and its time.
     explained: Option<(String, Instant)>,
 }
 
 impl Steward {
-    /// Over a node that runs.
+    /// Makes the steward of a running node.
     pub(crate) fn new(
         client: Arc<Client>,
         cluster: Uuid,
@@ -101,7 +103,7 @@ impl Steward {
         }
     }
 
-    /// Does it for as long as the node runs.
+    /// Carries out intents until the future is dropped.
     pub(crate) async fn run(mut self) -> Infallible {
         let mut known = None;
         loop {
@@ -132,13 +134,14 @@ impl Steward {
             if before != self.standing {
                 self.hint.notify_one();
             }
-            // An owner may have taken somebody's word away: every agent learns that at once, and whoever
-            // leads puts it into the cluster.
+            // An owner may have removed an admin. Every agent learns the new chain at once, and the
+            // leader's agent writes it to the store.
             let learnt = self.statements.learn(&self.client, self.cluster, &list.statement).await;
             if let Err(error) = &learnt {
                 self.complain(&format!("the newest statement can't be taken: {error}"));
             }
-            // While there is something to do, and for whoever may come to lead, look again soon.
+            // With intents pending, ask again soon instead of waiting for a change: this node may
+            // come to lead.
             known = list.intents.is_empty().then_some(list.rev);
             self.seen.retain(|id, _| self.standing.contains_key(id));
             if list.intents.is_empty() {
@@ -154,7 +157,8 @@ impl Steward {
         }
     }
 
-    /// One look at the intents that wait: by the agent beside the leader, or at that agent.
+    /// Looks once at the pending intents. The agent beside the leader carries them out; other
+    /// agents watch that one.
     async fn look_after(&mut self, intents: &[IntentView], status: &NodeStatus, leader: MemberId) {
         if leader == status.member_id {
             self.leave_sign(leader).await;
@@ -175,7 +179,7 @@ impl Steward {
         sleep(self.retry.next_pause()).await;
     }
 
-    /// Says it once.
+    /// Logs a warning, unless it repeats the last one.
     fn complain(&mut self, what: &str) {
         if self.said != what {
             tracing::warn!("{what}");
@@ -196,7 +200,7 @@ impl Steward {
         if intents.is_empty() {
             return Ok(());
         }
-        // What the cluster itself knows counts for more than what discovery shows.
+        // The chain in the cluster's store may be newer than discovery's, so read it first.
         self.statements.keep(&self.node).await?;
         let mut verified = Vec::new();
         for view in intents {
@@ -224,7 +228,8 @@ impl Steward {
                 self.wait(intent, &why).await;
                 continue;
             }
-            // One step may take seconds where a member is silent: the others still see this agent live.
+            // A step may take seconds if a member doesn't answer. Renew the sign before each, so
+            // that the other agents don't take over.
             if leader == status.member_id {
                 self.leave_sign(leader).await;
             }
@@ -234,8 +239,8 @@ impl Steward {
         Ok(())
     }
 
-    /// Ends an intent whose signatures this cluster doesn't take, such as one by an operator who was
-    /// removed since: nobody will carry it out.
+    /// Ends an intent whose signatures this cluster refuses, such as those of an operator who was
+    /// removed since. Nobody would ever carry it out.
     async fn refuse(&self, view: &IntentView, why: &str, status: &NodeStatus) {
         let reason = cut(format!(
             "{why}. Whoever signed it may not order this by the cluster's newest statement: order \
@@ -252,7 +257,7 @@ impl Steward {
         }
     }
 
-    /// One look at one intent, and what follows from it.
+    /// Looks at one intent once, and carries out the act that follows.
     async fn step(
         &mut self,
         intent: &VerifiedIntent,
@@ -278,7 +283,8 @@ impl Steward {
         }
     }
 
-    /// The facts on which the agent of `own` decides about an intent, where `leader` leads.
+    /// Collects the facts for deciding about an intent. `own` is this agent's member, `leader` the
+    /// current leader.
     fn sight<'a>(
         &self,
         intent: &'a VerifiedIntent,
@@ -305,8 +311,8 @@ impl Steward {
         }
     }
 
-    /// Lets people who look at an intent know why it isn't carried on. An older service doesn't take
-    /// that, and nothing depends on it.
+    /// Reports to discovery why an intent waits, for people who look at it there. Older services
+    /// don't accept this report, and nothing depends on it.
     async fn explain(&mut self, operation: OperationId, why: &str) {
         let seen = self.seen.entry(operation).or_default();
         let recent = |(last, at): &(String, Instant)| last == why || at.elapsed() < EXPLAIN_EVERY;
@@ -321,13 +327,13 @@ impl Steward {
         }
     }
 
-    /// Logs why an intent waits, and lets people know who look at it in discovery.
+    /// Logs why an intent waits, and reports the reason to discovery.
     async fn wait(&mut self, intent: &VerifiedIntent, why: &str) {
         self.log_wait(intent, why);
         self.explain(intent.operation, why).await;
     }
 
-    /// Logs each new reason why an intent waits.
+    /// Logs why an intent waits, unless the reason is unchanged.
     fn log_wait(&mut self, intent: &VerifiedIntent, why: &str) {
         let seen = self.seen.entry(intent.operation).or_default();
         if seen.said != why {
@@ -336,7 +342,8 @@ impl Steward {
         }
     }
 
-    /// Tells discovery; if it doesn't hear it, the next look comes to the same.
+    /// Reports an outcome to discovery. If the report fails, the next look decides the same and
+    /// reports it again.
     async fn tell(&mut self, intent: &VerifiedIntent, outcome: Outcome) {
         let Ok(status) = self.node.status().await else { return };
         let state = outcome.state();
@@ -351,8 +358,8 @@ impl Steward {
     }
 }
 
-/// An intent that brings another newcomer into the place of the member that `intent` replaces, and
-/// comes first: both together would make the cluster grow.
+/// Returns an intent that replaces the same member as `intent` and goes first. Carrying out both
+/// would make the cluster grow.
 fn rival<'a>(
     intent: &VerifiedIntent,
     all: &'a [(VerifiedIntent, &IntentView)],
@@ -368,7 +375,7 @@ fn rival<'a>(
     (first.operation != intent.operation).then_some(*view)
 }
 
-/// Which member discovery says that a newcomer is.
+/// Returns the newcomer's member id according to discovery.
 fn newcomer(view: &IntentView) -> Option<digest::MemberId> {
     view.outcome.as_ref().and_then(Outcome::member)
 }

@@ -1,4 +1,4 @@
-//! Whether a newcomer catches up.
+//! Tracks whether a newcomer catches up with the leader.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use tokio::time::Instant;
 
 use crate::cluster::{Cluster, Members, NodeStatus};
 
-/// A newcomer that makes no progress for this long is taken out again.
+/// How long a newcomer may make no progress before it is removed again.
 const STALLED_AFTER: Duration = Duration::from_secs(300);
 
-/// How far a newcomer has come.
+/// A newcomer's progress.
 #[derive(Debug)]
 pub(super) struct Progress {
-    /// What was last known of it: nothing, that it started, or which entry it has applied.
+    /// The newcomer's highest known applied index; `None` if its node was never reached.
     reached: Option<u64>,
-    /// Since when.
+    /// When `reached` last advanced.
     since: Instant,
-    /// What the cluster said when it was to be promoted.
+    /// Text of the cluster's last refusal to promote the newcomer.
     refused: String,
 }
 
@@ -29,7 +29,7 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// Asks the newcomer itself.
+    /// Asks the newcomer's node for its applied index.
     pub(super) async fn look(
         &mut self,
         node: &Cluster,
@@ -46,8 +46,8 @@ impl Progress {
         self.note(said.map(|said| said.applied_index), leader.applied_index, Instant::now());
     }
 
-    /// It has applied the entries up to `applied`, and the leader those up to `leader`. One that has
-    /// all of them waits for others.
+    /// Notes the newcomer's applied index and the leader's. A newcomer that has every entry makes
+    /// no progress, but is not stalled.
     fn note(&mut self, applied: Option<u64>, leader: u64, now: Instant) {
         if applied > self.reached || applied.is_some_and(|applied| applied >= leader) {
             self.reached = applied.max(self.reached);
@@ -59,12 +59,12 @@ impl Progress {
         text.clone_into(&mut self.refused);
     }
 
-    /// Whether it has stood still for too long.
+    /// Returns whether the newcomer has made no progress for too long.
     pub(super) fn is_stalled(&self) -> bool {
         self.since.elapsed() >= stalled_after()
     }
 
-    /// What to tell people then.
+    /// Returns the reason of a stall, for people.
     pub(super) fn why_stalled(&self) -> String {
         let far = match self.reached {
             None => "its node was not heard of".to_owned(),
@@ -76,7 +76,8 @@ impl Progress {
     }
 }
 
-/// Tests can't wait for so long; a release build contains neither the variable's name nor the call.
+/// Tests override the limit to be faster; a release build contains neither the variable's name nor
+/// the call.
 #[cfg(debug_assertions)]
 fn stalled_after() -> Duration {
     let seconds = std::env::var("MUSTER_STALLED_AFTER").ok().and_then(|text| text.parse().ok());

@@ -1,15 +1,17 @@
-//! Taking the leadership over where the agent beside the leader is silent.
+//! Takes over the leadership if the agent beside the leader is silent.
 //!
-//! Intents are carried out by the agent beside the leader. While intents wait, that agent leaves a sign
-//! in the cluster's own store every few seconds. Each other voter's agent watches the sign by its own
-//! monotonic clock, so neither another host's clock nor discovery can move the leadership. After
-//! [`SILENT_AFTER`] without a new sign, the first of them asks the leader's node to hand over to its
-//! own node, and then carries the intents out itself. Where that one is silent too, the next one
-//! follows, another [`SILENT_AFTER`] later.
+//! The agent beside the leader carries out intents. While intents are pending, it writes a sign of
+//! life to the cluster's own store every few seconds. Each other voter's agent times the sign by
+//! its own monotonic clock, so neither another host's clock nor discovery can move the leadership.
+//! After [`SILENT_AFTER`] without a new sign, the first of these agents asks the leader's node to
+//! hand over to its own node. It then carries out the intents itself. If that agent is silent too,
+//! the next one follows after another [`SILENT_AFTER`].
 //!
-//! The leadership does not wander where another leader could do no more than this one: an agent takes
-//! over only for an intent on which it could act at once, at most [`MOST_TAKEOVERS`] times for one
-//! intent, and only after it has left a sign of its own, which shows that others will see that it lives.
+//! The leadership must not move if another leader could do no more than this one. So an agent takes
+//! over under three conditions:
+//! - There is an intent on which it could act at once.
+//! - It has tried fewer than [`MOST_TAKEOVERS`] times for that intent.
+//! - It has written a sign of its own, which proves that others will see it alive.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,22 +28,22 @@ use super::{Seen, Steward};
 use crate::cluster::{Member, MemberId, Members, NodeStatus, Stored};
 use crate::exit::chain as causes;
 
-/// The key with the sign of the agent beside the leader.
+/// Key of the sign of life that the agent beside the leader writes.
 const SIGN: &str = "muster/v1/steward";
-/// How often the agent beside the leader leaves a sign while intents wait.
+/// How often the agent beside the leader writes its sign while intents are pending.
 const SIGN_EVERY: Duration = Duration::from_secs(5);
-/// How long the agent beside the leader may leave no sign before the next one takes over.
+/// How long the agent beside the leader may write no sign before the next agent takes over.
 const SILENT_AFTER: Duration = Duration::from_secs(15);
-/// How often one agent asks for the leadership for the sake of one intent.
+/// How often one agent tries to take over for one intent.
 const MOST_TAKEOVERS: u32 = 3;
 
-/// The sign of life that the agent beside the leader leaves in the cluster's store.
+/// The sign of life of the agent beside the leader.
 #[derive(Debug, Serialize, Deserialize)]
 struct Sign {
     version: u32,
-    /// Its member's id, in hexadecimal digits.
+    /// The member's id in hexadecimal digits.
     member: String,
-    /// When, by that host's clock: for people, nothing is decided by it.
+    /// Time of writing by that host's clock. For people only; no decision depends on it.
     at: String,
 }
 
@@ -51,31 +53,31 @@ impl Sign {
         serde_json::to_vec(&Self { version: 1, member, at }).expect("texts always serialise")
     }
 
-    /// The revision of the sign that `leader`'s agent has left.
+    /// Returns the revision of the sign of `leader`'s agent, if the stored sign is its.
     fn revision(stored: &Stored, leader: MemberId) -> Option<i64> {
         let sign: Sign = serde_json::from_slice(stored.value.as_ref()?).ok()?;
         (sign.member.parse() == Ok(leader)).then_some(stored.revision())
     }
 }
 
-/// Observations of the agent beside the leader, and the takeovers that followed from them.
+/// Observations of the agent beside the leader, and this agent's attempts to take over.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    /// The leader, the revision of its agent's newest sign, and since when that is the newest.
+    /// The leader, the revision of its agent's newest sign, and when that was first seen.
     last: Option<(MemberId, Option<i64>, Instant)>,
-    /// When this agent left its own sign last.
+    /// When this agent last wrote its own sign.
     signed: Option<Instant>,
-    /// How often this agent has asked for the leadership, by intent.
+    /// Number of attempts to take over, by intent.
     takeovers: BTreeMap<OperationId, u32>,
 }
 
 impl Watch {
-    /// No intent waits: nobody has to leave a sign.
+    /// Forgets everything. Called while no intent is pending, when no sign is written.
     pub(super) fn rest(&mut self) {
         *self = Self::default();
     }
 
-    /// Notes the newest sign of `leader`'s agent. Gives how long no newer one was seen.
+    /// Notes the newest sign of `leader`'s agent. Returns for how long no newer one was seen.
     fn note(&mut self, leader: MemberId, revision: Option<i64>, now: Instant) -> Duration {
         match self.last {
             Some((of, newest, since)) if (of, newest) == (leader, revision) => now - since,
@@ -86,12 +88,12 @@ impl Watch {
         }
     }
 
-    /// Whether this agent may ask for the leadership once more for an intent.
+    /// Returns whether this agent may try to take over once more for an intent.
     fn may_try(&self, operation: &OperationId) -> bool {
         self.takeovers.get(operation).is_none_or(|tries| *tries < MOST_TAKEOVERS)
     }
 
-    /// Counts an attempt for the sake of `operations`, and lets the silence begin anew.
+    /// Counts an attempt for each of `operations`, and restarts the measurement of silence.
     fn tried(&mut self, operations: &[OperationId]) {
         self.last = None;
         for operation in operations {
@@ -100,8 +102,8 @@ impl Watch {
     }
 }
 
-/// How long the leader's agent has to be silent before the agent of `own` takes over: the voters
-/// follow one another by their ids. None for the leader itself and for a learner.
+/// Returns how long the leader's agent has to be silent before the agent of `own` takes over.
+/// Voters take over in the order of their ids. `None` for the leader itself and for a learner.
 fn patience(members: &Members, leader: MemberId, own: MemberId) -> Option<Duration> {
     let heir = |member: &&Member| !member.is_learner && member.id != leader;
     let mut heirs: Vec<MemberId> =
@@ -112,7 +114,7 @@ fn patience(members: &Members, leader: MemberId, own: MemberId) -> Option<Durati
 }
 
 impl Steward {
-    /// Leaves a sign that this agent, beside the leader, looks after the intents.
+    /// Writes this agent's sign of life, unless the last one is recent.
     pub(super) async fn leave_sign(&mut self, own: MemberId) {
         if self.watch.signed.is_some_and(|signed| signed.elapsed() < SIGN_EVERY) {
             return;
@@ -135,8 +137,8 @@ impl Steward {
         }
     }
 
-    /// Takes the leadership over if the agent beside `leader` has left no sign for long enough, and
-    /// this agent could act on one of `intents` at once.
+    /// Takes over the leadership if two conditions hold: the agent beside `leader` has been silent
+    /// for long enough, and this agent could act on one of `intents` at once.
     pub(super) async fn watch_leader(
         &mut self,
         intents: &[IntentView],
@@ -187,7 +189,7 @@ impl Steward {
         moved.map_err(|error| causes(&error))
     }
 
-    /// The intents on which this agent could act at once if its node led.
+    /// Returns the intents on which this agent could act at once if its node led.
     fn movable(
         &self,
         intents: &[IntentView],

@@ -1,13 +1,14 @@
-//! What the node gets of the agent's environment: nearly nothing.
+//! The environment variables that the agent passes on to the node: only a short list.
 //!
-//! etcd takes each of its flags from `ETCD_*` variables as well. One of them, set on the host for
-//! something else, would get past the flags that the agent keeps for itself: with
-//! `ETCD_FORCE_NEW_CLUSTER` a member becomes a second cluster of the same identity. And whatever
-//! secrets the agent was started with are none of the node's business.
+//! etcd reads each of its flags from an `ETCD_*` variable as well. Such a variable, set on the host
+//! for another purpose, would override the flags that the agent reserves for itself. For example,
+//! `ETCD_FORCE_NEW_CLUSTER` turns a member into a second cluster with the first one's identity. The
+//! node doesn't need the secrets in the agent's environment either.
 
 use std::ffi::OsString;
 
-/// What a program needs to find its way, and what tunes a runtime without changing what it does.
+/// Variables passed on: what a program needs to find files and its locale, and settings that tune a
+/// runtime without changing its behaviour.
 const PASSED_ON: [&str; 9] = [
     "PATH",
     "TZ",
@@ -20,12 +21,13 @@ const PASSED_ON: [&str; 9] = [
     "MALLOC_ARENA_MAX",
 ];
 
-/// The variables that a node is started with.
+/// Returns the environment variables with which a node is started.
 pub fn for_node() -> Vec<(OsString, OsString)> {
     chosen(std::env::vars_os())
 }
 
-/// The names of etcd's variables in the agent's own environment, which no node gets to see.
+/// Returns the names of etcd's variables in the agent's environment. They are not passed on to the
+/// node.
 pub fn withheld() -> Vec<String> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     names.filter(|name| name.starts_with("ETCD_")).collect()
@@ -33,7 +35,7 @@ pub fn withheld() -> Vec<String> {
 
 fn chosen(all: impl Iterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
     all.filter(|(name, _)| {
-        // Failpoints of tests are in the launcher too; a release build has none.
+        // The launcher has test failpoints too, so tests pass this on; release builds have none.
         let failpoint = cfg!(debug_assertions) && name == "MUSTER_CRASH_AT";
         failpoint || PASSED_ON.iter().any(|passed| name == passed)
     })

@@ -1,5 +1,6 @@
-//! Keeps the node running: finds the one that an earlier agent left, starts one where there is
-//! none, starts it again with growing pauses, gives up with a reason, stops it when asked to.
+//! Keeps the node running. It adopts a node that an earlier agent started, or starts one. It
+//! restarts a node that died, with growing pauses, and gives up with a reason. It stops the node on
+//! request.
 
 pub mod environment;
 pub mod policy;
@@ -20,48 +21,48 @@ use crate::tail::{self, Mark};
 
 /// How long a node may take to stop after SIGTERM before the agent stops waiting for it.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(30);
-/// Lines of the node's log that go with the report of a death.
+/// Number of log lines quoted in the report of a node's death.
 const LAST_LINES: usize = 5;
-/// The node's exit code for "do not restart me".
+/// The node's exit code for "do not restart".
 const NODE_DO_NOT_RESTART: i32 = 3;
 
-/// How supervision ended.
+/// Why supervision ended.
 #[derive(Debug)]
 pub enum Outcome {
     /// The agent was told to stop, and the node has stopped.
     Stopped,
-    /// The cluster has removed this member for good, and its node left a tombstone.
+    /// The cluster has removed this member for good, and its node wrote this tombstone.
     Removed(Tombstone),
-    /// The same, in the words of stock etcd, which leaves none.
+    /// The node logged that its member was removed, but wrote no tombstone. Stock etcd does so.
     SaysRemoved,
-    /// A reason to end the agent.
+    /// The agent must exit with this error.
     Ended(End),
 }
 
-/// Hears what happens to the node, for status and journal.
+/// Receives the node's state changes, for status and journal.
 pub trait Observer {
-    /// It runs.
+    /// The node runs, started or adopted.
     fn running(&mut self, node: &Running);
-    /// It died and will be started again after `pause`.
+    /// The node died and will be started again after `pause`.
     fn died(&mut self, reason: &str, pause: Duration);
-    /// The agent waits for it to stop.
+    /// The agent waits for the node to stop.
     fn stopping(&mut self);
 }
 
 /// Supervises the node under `layout`.
 pub struct Supervisor<'a> {
-    /// Where everything lies.
+    /// Paths in the data directory.
     pub layout: &'a Layout,
-    /// The agent's own program with the hidden subcommand.
+    /// The agent's own program with the hidden subcommand `launch-node`.
     pub launcher: Program,
-    /// The node and its arguments.
+    /// The node's program and its arguments.
     pub node: Program,
-    /// When to give up on a node that doesn't stop.
+    /// How long to wait for the node to stop after SIGTERM.
     pub stop_deadline: Duration,
 }
 
 impl Supervisor<'_> {
-    /// Runs until `stop`, a removal, or a reason to give up.
+    /// Runs the node until `stop` is cancelled, its member is removed, or it can't run.
     pub async fn run(&self, stop: &CancellationToken, observer: &mut impl Observer) -> Outcome {
         let mut policy = Policy::default();
         loop {
@@ -148,8 +149,9 @@ impl Supervisor<'_> {
         }
     }
 
-    /// How it died, and its last words if it ended by itself: the reason is most often in them.
-    /// One that was killed said nothing about it. `log_then` is where the log ended at its start.
+    /// Describes how the node died. If it exited by itself, its last log lines are included, since
+    /// they usually give the reason. A killed node logs no reason. `log_then` is the end of the log
+    /// when the node started.
     fn death(&self, died: &NodeEnd, log_then: Option<&Mark>) -> String {
         let last = match died {
             NodeEnd::Exited(_) => tail::last_words(&self.layout.node_log(), log_then),
@@ -161,12 +163,12 @@ impl Supervisor<'_> {
         }
     }
 
-    /// What a death means: the pause before the next start, or the end.
+    /// Decides after a death: `Ok` is the pause before the next start, `Err` ends supervision.
     fn judge(&self, died: &NodeEnd, death: &str, then: AfterDeath) -> Result<Duration, End> {
         let log = self.layout.node_log();
         let last = tail::last_lines(&log, LAST_LINES);
         let last: Vec<String> = last.iter().map(|line| tail::sentence(line)).collect();
-        // The reason and the next step come first: whoever reads only one line has both.
+        // The reason and the next step come first, for readers who see only the first line.
         let with_log = |reason: String| {
             let last = if last.is_empty() {
                 String::new()

@@ -1,39 +1,40 @@
-//! When to start a node again and when to give up; pure.
+//! Decides when to restart a node and when to give up; pure.
 
 use std::time::Duration;
 
-/// A node that lived for less than this died quickly.
+/// A node that died sooner than this after its start died quickly.
 pub const QUICK: Duration = Duration::from_secs(10);
-/// So many quick deaths in a row end the supervision.
+/// Number of consecutive quick deaths that ends supervision.
 pub const QUICK_DEATHS: u32 = 8;
 /// The pause after a death that was not quick, and after the first quick one.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// The longest pause, before jitter.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// What to do about a death.
+/// The decision after a node's death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterDeath {
-    /// Start it again after this pause.
+    /// Start the node again after a pause.
     Restart {
-        /// How long to wait first.
+        /// The pause before the start, jitter included.
         after: Duration,
     },
-    /// Stop trying; so many quick deaths in a row.
+    /// Stop restarting: too many quick deaths in a row.
     GiveUp {
-        /// How many.
+        /// The number of consecutive quick deaths.
         quick_deaths: u32,
     },
 }
 
-/// Counts deaths.
+/// Counts a node's consecutive quick deaths.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     quick_deaths: u32,
 }
 
 impl Policy {
-    /// A node died after `lived`. `jitter` in 0..=1 spreads hosts that fail together.
+    /// Decides after a node died that had lived for `lived`. `jitter` in 0..=1 spreads the restarts
+    /// of hosts that fail together.
     pub fn died(&mut self, lived: Duration, jitter: f64) -> AfterDeath {
         if lived >= QUICK {
             self.quick_deaths = 0;
@@ -49,7 +50,7 @@ impl Policy {
     }
 }
 
-/// A number in 0..=1 from the system's generator; the middle, should that ever fail.
+/// Returns a random number in 0..=1 from the system's generator, or 0.5 if that fails.
 pub fn jitter() -> f64 {
     use ring::rand::{SecureRandom, SystemRandom};
     let mut bytes = [0; 4];

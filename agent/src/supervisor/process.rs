@@ -1,4 +1,4 @@
-//! Which process is the node: a pid alone may by now belong to somebody else.
+//! Identifies the node's process. A pid alone doesn't: another process may have it by now.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,23 +7,23 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-/// A process for the life of this boot: pids are reused, but not with one start time. Which program
-/// it executes is not compared: a node's program may be a script that executes another one, and
-/// whether a node runs at all is told by the lock that it inherits.
+/// Identity of a process within one boot. A pid may be reused, but not with an equal start time.
+/// The executed program is not compared: a node's program may be a script that executes another
+/// one. The lock that the node inherits tells whether it runs at all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Its pid.
+    /// The process's pid.
     pub pid: i32,
     /// When it started, in clock ticks since boot (`/proc/PID/stat`, field 22).
     pub start_ticks: u64,
-    /// Which boot that was (`/proc/sys/kernel/random/boot_id`).
+    /// Id of the boot in which it started (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
-    /// The program that it was started to become, for people.
+    /// The program that the process was started to execute; for messages only.
     pub program: PathBuf,
 }
 
 impl Identity {
-    /// This process, which is about to become `program`.
+    /// Returns the identity of this process, which is about to execute `program`.
     pub fn of_self(program: &Path) -> io::Result<Self> {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         Ok(Self {
@@ -34,18 +34,18 @@ impl Identity {
         })
     }
 
-    /// For the pid file.
+    /// Serialises the identity for the pid file.
     pub fn to_text(&self) -> String {
         let json = serde_json::to_string(self).expect("numbers and texts always serialise");
         json + "\n"
     }
 
-    /// From the pid file.
+    /// Parses a pid file. `None` if it is malformed.
     pub fn from_text(text: &str) -> Option<Self> {
         serde_json::from_str(text).ok().filter(|identity: &Self| identity.pid > 1)
     }
 
-    /// Opens the process that this names, if it is still that one.
+    /// Opens the process, or returns `None` if it has ended.
     pub fn open(&self) -> io::Result<Option<OpenProcess>> {
         let Some(pid) = Pid::from_raw(self.pid) else { return Ok(None) };
         let fd = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -53,7 +53,8 @@ impl Identity {
             Err(rustix::io::Errno::SRCH) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // Only now: the open file keeps the pid from being given to another process unseen.
+        // Compare after opening: while the pidfd is open, a reused pid can't be mistaken for the
+        // process.
         Ok(self.is_alive()?.then_some(OpenProcess { fd }))
     }
 
@@ -74,7 +75,7 @@ pub struct OpenProcess {
 }
 
 impl OpenProcess {
-    /// Sends a signal; a process that is gone needs none.
+    /// Sends a signal. Success if the process has ended already.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         match pidfd_send_signal(&self.fd, signal) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -82,8 +83,8 @@ impl OpenProcess {
         }
     }
 
-    /// Waits until it has ended. Safe to drop: the thread looks again every second whether anybody
-    /// still waits.
+    /// Waits until the process has ended. The future may be dropped: its thread checks every second
+    /// whether anyone still waits.
     pub async fn ended(&self) -> io::Result<()> {
         let (hold, dropped) = std::sync::mpsc::sync_channel::<()>(0);
         let fd = self.fd.try_clone()?;
@@ -94,7 +95,8 @@ impl OpenProcess {
     }
 }
 
-/// A pidfd is readable once its process has ended.
+/// Waits until the pidfd is readable, which means that its process has ended. Also returns once the
+/// other end of `dropped` is gone.
 fn wait_readable(fd: &OwnedFd, dropped: &std::sync::mpsc::Receiver<()>) -> io::Result<()> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let look_again = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -128,8 +130,8 @@ fn start_ticks(pid: i32) -> io::Result<u64> {
     parse_start_ticks(&stat).ok_or_else(|| io::Error::other("unexpected format of stat"))
 }
 
-/// Field 22; the second one is the program's name in parentheses, which may itself hold spaces and
-/// parentheses.
+/// Parses field 22 of `/proc/PID/stat`. It counts from the last `)`, because field 2, the program's
+/// name in parentheses, may contain spaces and parentheses.
 fn parse_start_ticks(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(19)?.parse().ok()

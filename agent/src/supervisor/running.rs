@@ -1,4 +1,4 @@
-//! A node that runs: a child of this agent, or one that an earlier agent left behind.
+//! A running node: a child of this agent, or a process that an earlier agent started.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -14,37 +14,36 @@ use super::process::{Identity, OpenProcess};
 use crate::launcher::{ALREADY_RUNNING, CANNOT_EXECUTE};
 use crate::state::{self, Layout, StateError, lock};
 
-/// How long a launcher may take from its start to its pid file before the agent calls it stuck.
+/// How long a launcher may take to write its pid file before the agent reports it as stuck.
 const LAUNCHER_DEADLINE: Duration = Duration::from_secs(10);
-/// How often the pid file is looked at meanwhile.
+/// How often the agent reads the pid file meanwhile.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// What to start.
+/// A program to start.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// The node's program, absolute.
     pub path: PathBuf,
-    /// All of its arguments.
+    /// All of the program's arguments.
     pub arguments: Vec<String>,
 }
 
-/// Why no node could be started or found.
+/// Why the node could not be started or adopted.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The disk, or a file on it.
+    /// Reading or locking a file failed.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The system refused a process.
+    /// The operating system refused to start a process.
     #[error("can't start the node's launcher")]
     Launcher(#[source] io::Error),
-    /// The launcher neither wrote its pid file nor died.
+    /// The launcher neither wrote its pid file nor exited in time.
     #[error(
         "the node's launcher has not written {} within {} s: the disk hangs",
         .0.display(),
         LAUNCHER_DEADLINE.as_secs()
     )]
     Stuck(PathBuf),
-    /// The lock is held, but by whom can't be told.
+    /// The lock is held, but no process that matches the pid file was found.
     #[error(
         "{} is locked, but no process that the pid file names runs; find out who holds it \
          (fuser {})",
@@ -57,13 +56,13 @@ pub enum StartError {
 /// How a node ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeEnd {
-    /// With an exit code.
+    /// The node exited with this exit code.
     Exited(i32),
-    /// By a signal.
+    /// A signal with this number ended the node.
     Killed(i32),
-    /// It was another agent's child: nobody can say how.
+    /// The node was another agent's child, so its exit status can't be read.
     Unseen,
-    /// Its program could not be executed.
+    /// The node's program could not be executed.
     CannotExecute,
 }
 
@@ -78,17 +77,16 @@ impl std::fmt::Display for NodeEnd {
     }
 }
 
-/// A node that runs.
+/// A node's running process.
 #[derive(Debug)]
 pub struct Running {
-    /// Which process it is.
     pub identity: Identity,
     process: OpenProcess,
     child: Option<Child>,
 }
 
 impl Running {
-    /// The node that runs under `layout`, if one does.
+    /// Returns the node that runs under `layout`, if there is one.
     pub async fn adopt(layout: &Layout) -> Result<Option<Self>, StartError> {
         let deadline = tokio::time::Instant::now() + LAUNCHER_DEADLINE;
         loop {
@@ -98,7 +96,8 @@ impl Running {
             if let Some((identity, process)) = open_named(layout)? {
                 return Ok(Some(Self { identity, process, child: None }));
             }
-            // Between lock and pid file, or between the node's end and the lock's.
+            // The launcher holds the lock but has no pid file yet, or the node has ended but not
+            // yet released the lock. Both pass quickly.
             if tokio::time::Instant::now() > deadline {
                 return Err(StartError::Unknown(layout.node_lock()));
             }
@@ -106,8 +105,8 @@ impl Running {
         }
     }
 
-    /// Starts the node, unless one runs already: then that one is adopted. `Err(NodeEnd)` inside
-    /// if it died before it could be seen.
+    /// Starts the node, or adopts it if it runs already. The inner `Err(NodeEnd)` means that the
+    /// process died before it became the node.
     pub async fn start(
         layout: &Layout,
         launcher: &Program,
@@ -146,7 +145,8 @@ impl Running {
                 return Ok(Ok(Self { identity, process, child: Some(child) }));
             }
             if tokio::time::Instant::now() > deadline {
-                // It has not become the node: nothing is lost with it.
+                // The launcher has not executed the node's program yet, so killing it loses
+                // nothing.
                 child.start_kill().map_err(StartError::Launcher)?;
                 return Err(StartError::Stuck(layout.pid_file()));
             }
@@ -154,12 +154,12 @@ impl Running {
         }
     }
 
-    /// Whether an earlier agent had started it.
+    /// Returns whether an earlier agent started this node.
     pub fn is_adopted(&self) -> bool {
         self.child.is_none()
     }
 
-    /// Waits for its end. Safe to drop and call again.
+    /// Waits until the node has ended. Safe to drop and call again.
     pub async fn ended(&mut self) -> io::Result<NodeEnd> {
         match &mut self.child {
             Some(child) => Ok(end_of(child.wait().await?)),
@@ -167,7 +167,7 @@ impl Running {
         }
     }
 
-    /// Asks it to stop.
+    /// Sends SIGTERM to the node.
     pub fn terminate(&self) -> io::Result<()> {
         self.process.signal(Signal::TERM)
     }

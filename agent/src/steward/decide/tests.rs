@@ -21,7 +21,8 @@ fn member(id: u64, url: &str, is_learner: bool) -> Member {
     }
 }
 
-/// Two voters, at configuration 7, or stock etcd's.
+/// Returns two voters, at configuration 7; `None` makes them stock etcd's, which has no
+/// configurations.
 fn two(configuration: Option<u64>) -> Members {
     let list =
         vec![member(1, "https://10.9.0.1:2380", false), member(2, "https://10.9.0.2:2380", false)];
@@ -128,7 +129,7 @@ fn a_second_member_of_one_name_is_not_added() {
     let act = sight(&intent, Open, &members).decide();
     let Act::Tell(Outcome::Refused { reason }) = act else { panic!("{act:?}") };
     assert!(reason.contains("is called db-1 already"), "{reason}");
-    // But in its place.
+    // A newcomer that replaces the member of that name is added.
     world.grant.replaces = Some(digest::MemberId::new(2));
     let intent = joining(&world, None);
     let act = sight(&intent, Open, &members).decide();
@@ -161,14 +162,14 @@ fn a_list_older_than_discoverys_is_not_acted_on() {
 fn a_newcomer_that_a_dead_leader_added_is_found_again() {
     let world = join_world();
     let intent = joining(&world, None);
-    // Stock etcd shows a learner at its URL.
+    // With stock etcd, a learner at the newcomer's URL is the newcomer.
     let members = with_newcomer(two(None), &world, true);
     let act = sight(&intent, Open, &members).decide();
     let Act::Tell(Outcome::Added { member, initial_cluster }) = act else { panic!("{act:?}") };
     assert_eq!((member.get(), initial_cluster.len()), (9, 3));
     let own = initial_cluster.iter().find(|m| m.peer_url.to_string() == own_url(&world));
     assert_eq!(own.unwrap().name, world.records[0].name.to_string());
-    // muster-node is asked: it knows the operation.
+    // With muster-node, the addition is sent again: the node knows the operation.
     let members = with_newcomer(two(Some(7)), &world, true);
     let act = sight(&intent, Open, &members).decide();
     assert!(matches!(act, Act::Change(Change::Add(_), Step::Add)), "{act:?}");
