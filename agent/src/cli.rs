@@ -1,4 +1,4 @@
-//! What can be typed.
+//! The command line of muster-agent.
 
 mod member;
 
@@ -11,7 +11,7 @@ pub(crate) use self::member::{
     Access, Add, MemberCommand, MoveLeader, Plan, Promote, Remove, Replace, Update, Verb,
 };
 
-/// Where state lies unless told otherwise.
+/// The data directory unless the command line gives another.
 pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
 
 /// The host's side of Muster.
@@ -42,12 +42,12 @@ pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
         node live through a restart of the agent, which adopts it again."
 )]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The subcommand to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// The verbs.
+/// The subcommands of muster-agent.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Join or form the cluster, then run the node and keep it running.
@@ -85,7 +85,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether its output, and so its errors too, are read by programs.
+    /// Returns whether programs read the command's output, and so its errors.
     pub(crate) fn is_for_programs(&self) -> bool {
         match self {
             Self::Run(run) => run.log_format == LogFormat::Json,
@@ -99,7 +99,7 @@ impl Command {
     }
 }
 
-/// Where state lies.
+/// Option for the data directory.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DataDir {
     /// The folder with the agent's and the node's state; `run` makes it (0700) if it is missing.
@@ -117,10 +117,10 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// `run`, as typed.
+/// Arguments of `run`.
 #[derive(Args, Debug)]
 pub(crate) struct Run {
-    /// Where state lies.
+    /// Option for the data directory.
     #[command(flatten)]
     pub data_dir: DataDir,
 
@@ -201,10 +201,10 @@ pub(crate) struct Run {
     pub node_flags: Vec<String>,
 }
 
-/// `status`, as typed.
+/// Arguments of `status`.
 #[derive(Args, Debug)]
 pub(crate) struct Status {
-    /// Where state lies.
+    /// Option for the data directory.
     #[command(flatten)]
     pub data_dir: DataDir,
     /// Exit with 1 unless the node is ready to serve.
@@ -221,10 +221,10 @@ pub(crate) struct Status {
     pub json: bool,
 }
 
-/// `reset`, as typed.
+/// Arguments of `reset`.
 #[derive(Args, Debug)]
 pub(crate) struct Reset {
-    /// Where state lies.
+    /// Option for the data directory.
     #[command(flatten)]
     pub data_dir: DataDir,
     /// Yes, this host gives up its place.
@@ -235,7 +235,7 @@ pub(crate) struct Reset {
     pub json: bool,
 }
 
-/// `recover`, as typed.
+/// The subcommands of `muster-agent recover`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RecoverCommand {
     /// Show how far each surviving directory goes, and what would be lost; changes nothing.
@@ -244,7 +244,7 @@ pub(crate) enum RecoverCommand {
     Make(Make),
 }
 
-/// `recover examine`, as typed.
+/// Arguments of `recover examine`.
 #[derive(Args, Debug)]
 pub(crate) struct Examine {
     /// An agent's data directory; several, where several can be reached from here.
@@ -262,10 +262,10 @@ pub(crate) struct Examine {
     pub json: bool,
 }
 
-/// `recover make`, as typed.
+/// Arguments of `recover make`.
 #[derive(Args, Debug)]
 pub(crate) struct Make {
-    /// Where state lies.
+    /// Option for the data directory.
     #[command(flatten)]
     pub data_dir: DataDir,
     /// What `recover examine --json` printed on another host: all that survive belong here.
@@ -292,7 +292,7 @@ pub(crate) struct Make {
     pub json: bool,
 }
 
-/// `launch-node`, as the agent types it.
+/// Arguments of the hidden `launch-node`, which the agent passes.
 #[derive(Args, Debug)]
 pub(crate) struct LaunchNode {
     /// Where to say which process this is.

@@ -1,8 +1,9 @@
-//! Points where a test can have this process killed, to show that it converges on restart.
+//! Failpoints at which a test kills this process, to show that it converges on restart.
 //!
-//! Debug builds only: a release build contains neither the variable's name nor the call.
+//! Debug builds only: a release build contains neither the environment variable's name nor the
+//! call.
 
-/// The step after whose durable write the process dies.
+/// Failpoints, named by the step after which the process dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// The agent's key and the first journal are durable.
@@ -17,13 +18,13 @@ pub(crate) enum Step {
     Release,
     /// The document is durable.
     Hold,
-    /// It has seen that the cluster added it; nothing of that is durable.
+    /// The agent has seen that the cluster added it; nothing of that is durable.
     Added,
     /// The admission is durable.
     Admit,
-    /// The cluster has made a change that was signed; discovery doesn't know it yet.
+    /// The cluster has carried out a signed change; discovery doesn't know it yet.
     Changed,
-    /// A new cluster was made of this host's data; no statement says so yet.
+    /// A new cluster was made from this host's data; no statement records it yet.
     Made,
     /// The marker is durable, `launching` not yet.
     Marker,
@@ -39,7 +40,7 @@ pub(crate) enum Step {
 
 #[cfg(debug_assertions)]
 impl Step {
-    /// The name that `MUSTER_CRASH_AT` takes.
+    /// Returns the step's name in `MUSTER_CRASH_AT`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Key => "key",
@@ -66,7 +67,8 @@ impl Step {
 pub(crate) fn at(step: Step) {
     if std::env::var("MUSTER_CRASH_AT").is_ok_and(|wanted| wanted == step.name()) {
         let own = rustix::process::getpid();
-        // A process may always signal itself; SIGKILL doesn't return.
+        // A process may always signal itself. SIGKILL takes effect before user code runs on, so
+        // this never returns.
         let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
         loop {
             std::thread::park();
@@ -74,6 +76,6 @@ pub(crate) fn at(step: Step) {
     }
 }
 
-/// Nothing, in a release build.
+/// Does nothing: a release build has no failpoints.
 #[cfg(not(debug_assertions))]
 pub(crate) fn at(_step: Step) {}

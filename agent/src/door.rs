@@ -1,4 +1,5 @@
-//! A node's client port, and how to open it: mutual TLS with a leaf of the cluster's, or plain.
+//! Connections to a node's client port: mutual TLS with a leaf certificate of the cluster, or
+//! plain.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -22,32 +23,33 @@ use crate::exit::chain;
 use crate::state::Layout;
 use crate::status::Status;
 
-/// The most that a file with certificates or a key may hold.
+/// Maximum size in bytes of a file with certificates or a key.
 const MAX_FILE_BYTES: u64 = 16 << 20;
-/// The longest that a connection may take, with its handshake.
+/// The longest that connecting may take, TLS handshake included.
 pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
 
-/// Why there is no way to a node.
+/// Why a node can't be connected to.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DoorError {
-    /// A file with a certificate or a key.
+    /// A file with a certificate or a key can't be used.
     #[error("can't use {what}")]
     Certificates {
-        /// Which file.
+        /// Path of the file.
         what: String,
-        /// Why.
+        /// The underlying error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The address is none.
+    /// The text is not an endpoint.
     #[error("{0}: not an endpoint; say https://HOST:PORT")]
     Endpoint(String),
-    /// TLS is asked for, and there is nothing to show.
+    /// The endpoint is https, but no client certificate is known.
     #[error(
         "{0}: https needs --cacert, --cert and --key, or the data directory of this host's agent"
     )]
     NoCertificates(String),
-    /// There is something to show, and it would be shown to nobody.
+    /// A certificate is known, but the endpoint is without TLS, so the server could not be
+    /// authenticated.
     #[error("{0}: a member of a cluster with TLS, at an address without: it is not asked there")]
     Plain(String),
 }
@@ -64,16 +66,17 @@ fn read(path: &Path) -> Result<Vec<u8>, DoorError> {
         .map_err(|error| DoorError::file(path)(error.into()))
 }
 
-/// Bytes, with or without TLS around them.
+/// A byte stream, with or without TLS.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// As whom to speak, and whom to believe.
+/// TLS client identity: the own certificate, and the CAs that servers are verified with.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity(Arc<ClientConfig>);
 
 impl Identity {
-    /// From three PEM files: who may sign for servers, and the client's own.
+    /// Loads an identity from three PEM files: the servers' CA, and the client's certificate and
+    /// key.
     pub(crate) fn load(ca: &Path, certificate: &Path, key: &Path) -> Result<Self, DoorError> {
         let certificates = |path: &Path| {
             CertificateDer::pem_slice_iter(&read(path)?)
@@ -97,28 +100,30 @@ impl Identity {
         Ok(Self(Arc::new(config)))
     }
 
-    /// The leaf that the cluster gave this host for clients' ports, from the agent's `tls` folder.
+    /// Loads the leaf certificate that the cluster issued to this host for client ports, from the
+    /// agent's `tls` directory.
     pub(crate) fn own(tls: &Path) -> Result<Self, DoorError> {
         let [ca, certificate, key] = ["client-ca.crt", "client.crt", "node.key"];
         Self::load(&tls.join(ca), &tls.join(certificate), &tls.join(key))
     }
 }
 
-/// Where and as whom to ask.
+/// A node's client port, and the identity for connecting to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Door {
-    /// What to connect to.
+    /// Host name or address to connect to.
     host: String,
     port: u16,
-    /// The name or address that stands in its certificate.
+    /// The name or address that the node's certificate must contain.
     server_name: String,
-    /// Plain without.
+    /// The TLS identity; `None` connects without TLS.
     identity: Option<Identity>,
 }
 
 impl Door {
-    /// The node of this host, whose client listener is `listen`, with the files of `tls`. Its
-    /// certificate is looked for by a name that it has, whatever the node is called by now.
+    /// Returns the client port of this host's own node, which listens on `listen`; `tls` is the
+    /// directory with its certificates. The server name is taken from the certificate itself, which
+    /// may be older than the node's current address.
     pub(crate) fn own(tls: &Path, listen: SocketAddr) -> Result<Self, DoorError> {
         let address = match listen.ip() {
             IpAddr::V4(address) if address.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -137,14 +142,15 @@ impl Door {
         Ok(Self { host: address.to_string(), port: listen.port(), server_name, identity })
     }
 
-    /// This host's own node, as the agent wrote down where it is; `None` if it has none yet.
+    /// Returns the client port of this host's own node, from the agent's status file. `None` if
+    /// that has no listen address yet.
     pub(crate) fn of_agent(layout: &Layout, status: &Status) -> Option<Result<Self, DoorError>> {
         let listen = status.client_listen.as_deref()?.parse().ok()?;
         Some(Self::own(&layout.tls(), listen))
     }
 
-    /// Whoever is at `endpoint`: `https://HOST:PORT`, `http://HOST:PORT`, or without a scheme, which
-    /// is https for those who have an identity.
+    /// Returns the client port at `endpoint`: `https://HOST:PORT`, `http://HOST:PORT`, or
+    /// `HOST:PORT`. Without a scheme, it is https if there is an identity.
     pub(crate) fn at(endpoint: &str, identity: Option<&Identity>) -> Result<Self, DoorError> {
         let wrong = || DoorError::Endpoint(endpoint.to_owned());
         let (scheme, rest) = match endpoint.split_once("://") {
@@ -167,8 +173,8 @@ impl Door {
         Ok(Self { server_name: host.clone(), host, port, identity })
     }
 
-    /// A member, where discovery or the cluster says that clients reach it. Whoever has an identity is
-    /// led from there onto no connection without TLS, where anybody could answer.
+    /// Returns the client port of a member, at a URL from discovery or the cluster. With an
+    /// identity, a URL without TLS is refused: any host could answer there.
     pub(crate) fn of_member(url: &str, identity: Option<&Identity>) -> Result<Self, DoorError> {
         let door = Self::at(url, identity)?;
         if identity.is_some() && door.identity.is_none() {
@@ -177,17 +183,17 @@ impl Door {
         Ok(door)
     }
 
-    /// As whom it is opened.
+    /// Returns the TLS identity; `None` without TLS.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         self.identity.as_ref()
     }
 
-    /// The name or address that a request is for.
+    /// Returns the name or address for a request's `Host` header.
     pub(crate) fn server_name(&self) -> &str {
         &self.server_name
     }
 
-    /// A connection for `protocol`, as ALPN calls it; within [`CONNECT_DEADLINE`].
+    /// Opens a connection with the ALPN protocol `protocol`, within [`CONNECT_DEADLINE`].
     pub(crate) async fn open(&self, protocol: &[u8]) -> io::Result<Box<dyn Stream>> {
         let opened = async {
             let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
@@ -205,9 +211,9 @@ impl Door {
         tokio::time::timeout(CONNECT_DEADLINE, opened).await.unwrap_or_else(|_| Err(late()))
     }
 
-    /// A connection for gRPC. It is there: nothing that is sent over it waits for one.
+    /// Opens a gRPC connection. It is established when this returns, so no request waits for it.
     pub(crate) async fn channel(&self) -> io::Result<Channel> {
-        // The connector speaks TLS; the scheme only keeps tonic from doing so as well.
+        // The connector itself speaks TLS; the scheme http keeps tonic from adding TLS of its own.
         let host = if self.server_name.contains(':') {
             format!("[{}]", self.server_name)
         } else {
@@ -223,7 +229,7 @@ impl Door {
         endpoint
             .connect_with_connector(connector)
             .await
-            // What tonic says itself is only that it is an error of transport.
+            // tonic's own text says only that it is a transport error, so use its cause.
             .map_err(|error| {
                 io::Error::other(
                     std::error::Error::source(&error).map_or_else(|| error.to_string(), chain),

@@ -1,14 +1,14 @@
 //! The node's key (ECDSA P-256) and its signing request.
 //!
-//! The key is made here, lies where the node reads it, is fsynced before the record names it, and
-//! never leaves the host. The agent's own key (Ed25519) is the journal's business.
+//! The key is made on this host and never leaves it. It lies where the node reads it, and is
+//! fsynced before the record names it. `state` keeps the agent's own key (Ed25519).
 
 use discovery_types::csr::{Csr, NodeKey};
 use zeroize::Zeroizing;
 
 use crate::state::{self, Layout, StateError};
 
-/// The node's signing request, over the key on disk; a new key is made if there is none.
+/// Returns a signing request for the node's key on disk. Makes a new key if there is none.
 pub(crate) fn node_request(layout: &Layout) -> Result<Csr, StateError> {
     let path = layout.node_key();
     if let Some(bytes) = state::read(&path)? {

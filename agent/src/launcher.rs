@@ -1,13 +1,13 @@
-//! The hidden subcommand between agent and node.
+//! The launcher: a hidden subcommand that runs between agent and node.
 //!
-//! The node must outlive its agent: it gets a session of its own, writes to a file and not to a
+//! The node must outlive its agent. So it gets a session of its own, writes to a file instead of a
 //! pipe, and is found again by the next agent. All of that has to be arranged in the new process,
-//! before it becomes the node; so the agent starts itself once more as this launcher, which
-//! arranges it and then executes the node in its own place, with the same pid.
+//! before it becomes the node. Therefore the agent starts its own program as this launcher, which
+//! arranges it and then executes the node's program with the same pid.
 //!
-//! The node's lock is the truth about whether a node runs: the launcher takes it and the node
-//! inherits the open file, so it is given back at the node's death and at no other time, whatever
-//! happens to agents in between. The pid file only says whom to signal.
+//! The node's lock alone tells whether a node runs. The launcher takes it and the node inherits the
+//! open file. So the lock is released when the node dies and at no other time, whatever happens to
+//! agents meanwhile. The pid file only tells which process to signal.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -28,14 +28,15 @@ use crate::supervisor::process::Identity;
 
 /// The launcher's exit code when another node already holds the lock (EX_TEMPFAIL).
 pub(crate) const ALREADY_RUNNING: u8 = 75;
-/// The launcher's exit code when the node's program can't be executed (as shells do it).
+/// The launcher's exit code when the node's program can't be executed (the code that shells use).
 pub(crate) const CANNOT_EXECUTE: u8 = 126;
 
-/// How often a lock that is held is tried, and the pause between.
+/// Number of attempts to take the lock, and the pause between two.
 const LOCK_TRIES: u32 = 5;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Becomes the node. Returns only on failure: the exit code and the reason.
+/// Executes the node in place of this process. Returns only on failure: the exit code and the
+/// reason.
 pub(crate) fn launch(arguments: &LaunchNode) -> (u8, String) {
     match prepare(arguments) {
         Ok(Some(mut node)) => {
@@ -49,7 +50,8 @@ pub(crate) fn launch(arguments: &LaunchNode) -> (u8, String) {
 }
 
 fn prepare(arguments: &LaunchNode) -> Result<Option<Command>, End> {
-    // It fails only for a process that already leads its group, and then the session is its own.
+    // setsid fails only for the leader of a process group, and such a process has its own session
+    // already.
     let _ = rustix::process::setsid();
     if !take_inherited_lock(&arguments.lock_file).map_err(failed)? {
         return Ok(None);
@@ -68,8 +70,8 @@ fn failed(error: StateError) -> End {
     End::Failed(crate::exit::chain(&error))
 }
 
-/// On a full disk an earlier file is overwritten in place, which takes no space: a node that has
-/// data starts whatever room the agent has.
+/// Writes the pid file. On a full disk it overwrites the existing file in place, which needs no
+/// space. So a node that has data starts even if the disk is full.
 fn write_pid_file(path: &Path, text: &str) -> Result<(), StateError> {
     data::replace(path, text.as_bytes()).or_else(|error| {
         let Ok(file) = data::open(path, data::Open::ReadWrite) else {
@@ -80,8 +82,8 @@ fn write_pid_file(path: &Path, text: &str) -> Result<(), StateError> {
     })
 }
 
-/// Locks `path` through a file that executing another program doesn't close. False if it is taken.
-/// Whoever only looks whether it is held has it for an instant, so it is tried more than once.
+/// Locks `path` through a file that stays open across exec. Returns false if the lock is taken. It
+/// tries several times, because a process that tests the lock holds it for an instant.
 fn take_inherited_lock(path: &Path) -> Result<bool, StateError> {
     for _ in 1..LOCK_TRIES {
         if try_inherited_lock(path)? {
@@ -98,7 +100,8 @@ fn try_inherited_lock(path: &Path) -> Result<bool, StateError> {
         .map_err(|error| StateError::io("keep open", path)(error.into()))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {
-            // Kept open on purpose, for the life of this process and of the program it becomes.
+            // Left open on purpose, for the life of this process and of the program that it
+            // executes.
             std::mem::forget(file);
             Ok(true)
         }
@@ -107,8 +110,8 @@ fn try_inherited_lock(path: &Path) -> Result<bool, StateError> {
     }
 }
 
-/// Opens the node's log for appending. A log of an earlier run that has grown is put beside it
-/// first; nobody writes to it now.
+/// Opens the node's log for appending. A log that has grown too long is renamed first; no process
+/// writes to it now.
 fn open_log(path: &Path) -> Result<File, StateError> {
     let grown = std::fs::metadata(path).is_ok_and(|log| log.len() > crate::tail::KEEP_BYTES);
     if grown {
@@ -125,7 +128,7 @@ mod tests {
     #[test]
     fn where_no_new_file_can_be_made_the_pid_file_is_overwritten() {
         let dir = tempfile::tempdir().unwrap();
-        // As on a full disk no file can be made beside it: its name would be too long.
+        // Simulates a full disk: no temporary file can be made, since its name would be too long.
         let path = dir.path().join("node.pid".repeat(30));
         std::fs::write(&path, "a longer text of an earlier node\n").unwrap();
         write_pid_file(&path, "7 8 x\n").unwrap();

@@ -1,7 +1,7 @@
-//! Renewal of this member's certificates, from a third of their life on, and once it has moved.
+//! Renews this member's certificates: after a third of their life, and after the member has moved.
 //!
-//! Until they are renewed the old ones serve, and a node whose key the cluster knows is let in with
-//! an expired one, too: so this is tried again for as long as it takes, and nothing waits for it.
+//! The old certificates serve until they are renewed. Peers that know a node's key accept an
+//! expired one, too. So renewal is retried for as long as it takes, and nothing waits for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,30 +21,30 @@ use crate::retry::Retry;
 use crate::state::{self, Layout};
 use crate::status::Board;
 
-/// How often the clock is looked at: it may be set.
+/// How often the clock is read while waiting: somebody may set it.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// What a renewal needs.
+/// Data and clients for renewing certificates.
 pub(crate) struct Renewal {
-    /// The service.
+    /// Client of the discovery service.
     pub client: Arc<Client>,
-    /// The cluster.
+    /// The cluster's id at discovery.
     pub cluster: Uuid,
-    /// What this member's record asked for.
+    /// The certificate signing request in this member's record.
     pub csr: Csr,
-    /// Where this member is: its certificates have to say so to those who compare.
+    /// This member's addresses, which its certificates have to contain.
     pub at: Addresses,
-    /// The CAs stand in it.
+    /// The newest statement, which contains the CA certificates.
     pub statement: Statement,
-    /// Where the expiry is shown.
+    /// The status in which the expiry is shown.
     pub board: Board,
 }
 
 impl Renewal {
-    /// Waits until `now` ones are due, and gets new ones.
+    /// Waits until the certificates `now` are due for renewal, then returns new ones.
     pub(crate) async fn next(&self, now: &Leaves) -> Leaves {
         let Some(life) = now.life() else { return std::future::pending().await };
-        // Those for another place are due at once.
+        // Certificates for another address are due at once.
         let due = if self.fit(now) { life.due() } else { i64::MIN };
         let old = Old { life, fit: self.fit(now) };
         let failed = |why: &str, pause| self.failed(&old, why, pause);
@@ -57,8 +57,9 @@ impl Renewal {
         leaves
     }
 
-    /// Whether they name the place where this member is. Clients' do only where its peers reach it,
-    /// too: no other place is anything that its cluster has agreed on.
+    /// Returns whether the certificates name this member's address. The client certificate is
+    /// compared only if the client URL has the peer URL's host: the cluster agrees on peer URLs
+    /// alone.
     fn fit(&self, leaves: &Leaves) -> bool {
         let name = |pem: &str, host: &Host| hosts(pem.as_bytes()).contains(host);
         let Addresses { peer_url, client_url, .. } = &self.at;
@@ -102,7 +103,7 @@ impl Renewal {
             let at = now + SignedDuration::try_from(pause).unwrap_or_default();
             self.board.update(|status| {
                 match &status.certificates_late {
-                    // Until discovery hears of a move, some seconds go by.
+                    // A warning only: discovery learns of a move some seconds later.
                     None if !old.fit => tracing::warn!("{text}"),
                     None => tracing::error!("{text}"),
                     Some(_) => {}
@@ -114,10 +115,10 @@ impl Renewal {
     }
 }
 
-/// What is to be renewed.
+/// The certificates to renew.
 struct Old {
     life: Life,
-    /// Whether they are for the place where this member is.
+    /// Whether the certificates name this member's address.
     fit: bool,
 }
 
@@ -125,7 +126,7 @@ fn seconds() -> i64 {
     Timestamp::now().as_second()
 }
 
-/// Waits until they are `due`, then asks until it gets them.
+/// Waits until the time `due`, then calls `ask` until it succeeds.
 async fn from<T>(
     due: i64,
     clock: impl Fn() -> i64,
@@ -148,8 +149,8 @@ async fn from<T>(
     }
 }
 
-/// The certificates that a start uses: the journal's, or those that a person has put in their place
-/// since, if they are this member's and last longer.
+/// Returns the certificates for a start: the journal's, or those in the `tls` directory. The latter
+/// are used if they are this member's and last longer; a person may have put them there.
 pub(crate) fn newest(
     layout: &Layout,
     journalled: &Leaves,

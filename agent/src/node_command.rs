@@ -1,4 +1,4 @@
-//! The node's command line and the files that it reads, from the committed document.
+//! The node's command line, and the files that it reads. Both follow from the committed document.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -20,28 +20,29 @@ use crate::protocol::state_end;
 use crate::state::{self, Layout, StateError};
 use crate::supervisor::{Program, environment};
 
-/// How long a node's program may take to say its version.
+/// How long a node's program may take to print its version.
 const VERSION_DEADLINE: Duration = Duration::from_secs(10);
-/// The line of `--version` by which our own node is known, and how etcd's begins.
+/// Prefix of the `--version` line that identifies muster-node, and prefix of etcd's first line.
 const OWN_NODE_LINE: &str = "Muster Node:";
 const ETCD_LINE: &str = "etcd Version: ";
 
-/// Which node a program is, by what it says of itself.
+/// Kind of a node's program, found by its `--version` output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NodeKind {
-    /// Our own.
+    /// The program is muster-node.
     Muster,
-    /// An etcd of this version.
+    /// The program is stock etcd, of this version.
     Etcd {
-        /// The 3 of 3.6.
+        /// Major version: 3 for etcd 3.6.
         major: u32,
-        /// The 6 of 3.6.
+        /// Minor version: 6 for etcd 3.6.
         minor: u32,
     },
 }
 
 impl NodeKind {
-    /// From what `--version` prints. Our own node says etcd's line too, for tools that look for it.
+    /// Parses the output of `--version`. muster-node prints etcd's line too, for tools that look
+    /// for it.
     fn from_version(text: &str) -> Option<Self> {
         if text.lines().any(|line| line.starts_with(OWN_NODE_LINE)) {
             return Some(Self::Muster);
@@ -51,9 +52,10 @@ impl NodeKind {
         Some(Self::Etcd { major, minor })
     }
 
-    /// etcd compares the address that a peer calls from with the peer's certificate, and on one
-    /// machine or behind NAT a peer calls from another one. Whoever has a certificate of the peers'
-    /// own CA is a peer, so that says nothing. The flag that ends it lost its prefix in 3.6.
+    /// Returns the flag that turns off etcd's check of a peer's source address against its
+    /// certificate. On one machine or behind NAT a peer connects from another address. The check
+    /// adds nothing, since only peers have certificates of the peers' own CA. etcd 3.6 dropped the
+    /// flag's `experimental` prefix.
     fn flag_for_any_source(self) -> Option<&'static str> {
         match self {
             Self::Muster => None,
@@ -65,30 +67,29 @@ impl NodeKind {
     }
 }
 
-/// Everything that a node's start depends on.
+/// Everything that the node's command line and files follow from.
 pub(crate) struct NodeCommand<'a> {
-    /// Where everything lies.
+    /// Paths in the data directory.
     pub layout: &'a Layout,
-    /// The document that the cluster was founded on.
+    /// The document with which the cluster was founded.
     pub document: &'a VerifiedDocument,
-    /// What this host says of itself.
+    /// The record that this host signed about itself.
     pub record: &'a Record,
-    /// What it starts with.
+    /// How this member came to its cluster.
     pub origin: Origin<'a>,
-    /// The newest statement: the CAs stand in it.
+    /// The newest statement, which contains the CA certificates.
     pub statement: &'a Statement,
-    /// The member's certificates.
     pub leaves: &'a Leaves,
-    /// Where the node listens.
+    /// The member's URLs and listen addresses.
     pub at: &'a Addresses,
 }
 
 /// How a member came to its cluster.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Origin<'a> {
-    /// It began with it, in this seat of the document.
+    /// The cluster was founded with the member, in this seat of the document.
     Founder(u8),
-    /// It was added to it, when these were its members.
+    /// The member was added later; these were the cluster's members then.
     Newcomer(&'a [InitialMember]),
 }
 
@@ -118,8 +119,8 @@ struct DocumentMember<'a> {
 }
 
 impl NodeCommand<'_> {
-    /// Writes certificates and a founder's member list. They follow from the journal and are compared
-    /// at each start, so that one which a crash has damaged is written again.
+    /// Writes certificates and a founder's member list. Both follow from the journal. Each start
+    /// compares the files with it, and rewrites one that a crash has damaged.
     pub(crate) fn write_files(&self) -> Result<(), End> {
         put_leaves(self.layout, self.leaves, self.statement)?;
         let Origin::Founder(seat) = self.origin else { return Ok(()) };
@@ -135,7 +136,7 @@ impl NodeCommand<'_> {
         write_if_changed(&self.layout.member_document(), &json).map_err(state_end)
     }
 
-    /// The node's whole command line.
+    /// Returns the node's complete command line.
     pub(crate) fn program(&self, path: &Path, kind: NodeKind, more: &[String]) -> Program {
         let record = self.record;
         let tls = self.layout.tls();
@@ -171,7 +172,7 @@ impl NodeCommand<'_> {
         Program { path: path.to_owned(), arguments }
     }
 
-    /// `name=url` for each peer URL, founders in seat order.
+    /// Returns `name=url` for each peer URL, separated by commas; founders in seat order.
     fn initial_cluster(&self) -> String {
         let pairs: Vec<String> = match self.origin {
             Origin::Founder(_) => {
@@ -191,7 +192,7 @@ impl NodeCommand<'_> {
 }
 
 impl Origin<'_> {
-    /// As etcd's flag has it.
+    /// Returns the value of etcd's flag `--initial-cluster-state`.
     fn state(self) -> &'static str {
         match self {
             Self::Founder(_) => "new",
@@ -200,7 +201,8 @@ impl Origin<'_> {
     }
 }
 
-/// Puts certificates where the node and this agent read them; both take them without a restart.
+/// Writes certificates where the node and this agent read them. Both load new ones without a
+/// restart.
 pub(crate) fn put_leaves(
     layout: &Layout,
     leaves: &Leaves,
@@ -229,7 +231,8 @@ fn document_member((seat, record): (u8, &VerifiedRecord)) -> DocumentMember<'_> 
     }
 }
 
-/// A start with everything in place writes nothing, so that a full disk doesn't prevent it.
+/// Writes a file only if its content differs. So a start with everything in place needs no disk
+/// space.
 fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
     if state::read(path)?.as_deref() == Some(bytes) {
         return Ok(());
@@ -238,7 +241,7 @@ fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
 }
 
 impl NodeKind {
-    /// The name of this program in the API of discovery.
+    /// Returns the name of this program in discovery's API.
     pub(crate) fn program(self) -> NodeProgram {
         match self {
             Self::Muster => NodeProgram::MusterNode,
@@ -247,10 +250,10 @@ impl NodeKind {
     }
 }
 
-/// Which node the program is, awaited where it is needed; or why nobody knows.
+/// The kind of the node's program, as a shared future; or the text of the error.
 pub(crate) type AskedKind = Shared<BoxFuture<'static, Result<NodeKind, String>>>;
 
-/// Asks in the background, so that no launch waits for it.
+/// Runs `--version` in the background, so that no launch waits for it.
 pub(crate) fn ask_kind(program: &Path) -> AskedKind {
     let program = program.to_owned();
     let asked = tokio::spawn(async move { kind_of(&program).await });
@@ -258,7 +261,7 @@ pub(crate) fn ask_kind(program: &Path) -> AskedKind {
     answer.boxed().shared()
 }
 
-/// Asks now.
+/// Runs the program with `--version` and returns its kind.
 pub(crate) async fn kind_of(program: &Path) -> Result<NodeKind, String> {
     let asked = tokio::process::Command::new(program)
         .arg("--version")
@@ -308,7 +311,7 @@ mod tests {
         assert_eq!(NodeKind::Muster.flag_for_any_source(), None);
     }
 
-    /// Seat 2 of three, with a folder for its files.
+    /// The member in seat 2 of three, with a data directory.
     struct Second {
         at: Addresses,
         world: World,

@@ -1,22 +1,22 @@
-//! Data goes to standard output through here; everything else goes to standard error.
+//! Prints a command's result to standard output. Everything else goes to standard error.
 
 use std::io::{self, Write};
 
-/// Where a command's result goes.
+/// Writer of a command's result.
 pub(crate) struct Printer<'a> {
     out: &'a mut dyn Write,
 }
 
 impl<'a> Printer<'a> {
-    /// Prints to `out`.
+    /// Makes a printer that writes to `out`.
     pub(crate) fn new(out: &'a mut dyn Write) -> Self {
         Self { out }
     }
 
-    /// One line for people, or the one JSON document of a `--json`.
+    /// Prints one line of text, or the JSON document of `--json`.
     pub(crate) fn line(&mut self, text: &str) -> io::Result<()> {
         match writeln!(self.out, "{text}").and_then(|()| self.out.flush()) {
-            // Whoever reads us has had enough (`| head`).
+            // The reader closed the pipe (as in `| head`): not an error.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             written => written,
         }

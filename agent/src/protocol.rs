@@ -1,8 +1,7 @@
-//! The one owner of the protocol's machine and of its journal.
+//! The only owner of the protocol's state machine and of its journal.
 //!
-//! Persist, then act, is written here and nowhere else: a step's journal is durable before any of
-//! its actions is handed out. If the disk refuses, the process ends and restarts from what is
-//! there.
+//! Only this module persists before it acts: a step's journal is durable before any of its actions
+//! is returned. If a write fails, the process ends, and a restart continues from what is on disk.
 
 use std::sync::Arc;
 
@@ -17,22 +16,23 @@ use crate::exit::{End, chain};
 use crate::state::journal::{self, Keepsakes};
 use crate::state::{Layout, StateError};
 
-/// The machine with its journal on disk.
+/// The agent's state machine with its journal on disk.
 pub(crate) struct Protocol {
-    /// Where everything lies.
+    /// Paths in the data directory.
     pub layout: Layout,
     /// The agent's private key.
     pub key: Arc<SigningKey>,
-    /// The machine.
+    /// The pure state machine of `discovery-formation`.
     pub agent: Agent,
-    /// What goes with its journal. Changes become durable with the next step that writes.
+    /// Facts journalled beside the machine's. Changes become durable with the next step that
+    /// writes.
     pub keepsakes: Keepsakes,
-    /// The held document, or the one of the cluster that added this host, verified.
+    /// The document this agent holds, or that of the cluster that added this host; verified.
     pub document: Option<VerifiedDocument>,
 }
 
 impl Protocol {
-    /// The machine over a journal that is on disk, with its boot counter.
+    /// Makes the state machine from a journal that is on disk, with its boot counter.
     pub(crate) fn new(
         layout: Layout,
         key: SigningKey,
@@ -45,24 +45,25 @@ impl Protocol {
         Self { layout, key: Arc::new(key), agent, keepsakes, document }
     }
 
-    /// This run's nonce, as it stands on the wire.
+    /// Returns the nonce of this run in its wire format.
     pub(crate) fn nonce(&self) -> Nonce {
         Nonce(self.agent.session.nonce.to_be_bytes())
     }
 
-    /// Makes changes of the keepsakes durable that no step is about.
+    /// Makes changes of `keepsakes` durable without a step.
     pub(crate) fn keep(&self) -> Result<(), End> {
         journal::write(&self.layout, &self.agent.journal, &self.keepsakes).map_err(state_end)
     }
 
-    /// Applies one event: whatever has to be durable is, when this returns.
+    /// Applies one event. When this returns, everything that has to be durable is.
     pub(crate) fn step(&mut self, event: Event) -> Result<Vec<Action>, End> {
         let held_before = self.agent.journal.held.is_some();
         let start_before = self.agent.journal.start;
         let output = self.agent.step(&Rules::ALL, event);
         if let Some(journal) = &output.durable {
             if !held_before && journal.held.is_some() {
-                // The commit may be seen before the answer to the ack: sent it is.
+                // The commit may be seen before the ack's own answer arrives; the ack was sent in
+                // any case.
                 crash::at(Step::AckSent);
             }
             journal::write(&self.layout, journal, &self.keepsakes).map_err(state_end)?;
@@ -89,7 +90,7 @@ impl Protocol {
     }
 }
 
-/// How a broken state ends the agent.
+/// Converts a state error into an end of the agent.
 pub(crate) fn state_end(error: StateError) -> End {
     if error.is_retryable() { End::Failed(chain(&error)) } else { End::DoNotRestart(chain(&error)) }
 }

@@ -1,11 +1,12 @@
-//! Messages of the agent to the service manager that started it (systemd's `Type=notify`).
+//! Notifications to the service manager that started the agent (systemd's `Type=notify`).
 //!
-//! An agent is ready once it holds its data directory and works on: a cluster may take hours to
-//! form, and a unit that waited for that would run into its start time-out. Phase and reason follow
-//! as the unit's status line (`systemctl status`). With `WatchdogSec=` the agent sends a sign of
-//! life twice in each interval, from the runtime that does its work.
+//! An agent is ready once it holds its data directory and runs. It must not wait for the cluster to
+//! form: that may take hours, and would exceed the unit's start time-out. Phase and reason follow
+//! as the unit's status line (`systemctl status`). With `WatchdogSec=` the agent sends a keep-alive
+//! twice in each interval, from the runtime that does its work.
 //!
-//! Source: sd_notify(3), sd_watchdog_enabled(3). Nothing is sent where no manager asked for it.
+//! Source: sd_notify(3), sd_watchdog_enabled(3). Nothing is sent unless a service manager asked for
+//! it.
 
 use std::time::Duration;
 
@@ -18,11 +19,11 @@ use crate::status::Status;
 /// The longest status line, in characters: `systemctl status` shows one line.
 const STATUS_LINE_LIMIT: usize = 240;
 
-/// Follows `status` until cancelled: readiness first, then each change, with signs of life between.
+/// Sends readiness, then each change of `status` and keep-alives between, until cancelled.
 pub(crate) async fn keep_informed(mut status: watch::Receiver<Status>, stop: CancellationToken) {
     send(State::Ready);
     let watchdog = muster_notify::watchdog_interval();
-    // An interval that is never reached stands for a unit without a watchdog.
+    // Without a watchdog the interval never ends.
     let every = watchdog.map_or(Duration::MAX, |limit| limit / 2);
     loop {
         let line = status_line(&status.borrow_and_update());
@@ -39,14 +40,14 @@ pub(crate) async fn keep_informed(mut status: watch::Receiver<Status>, stop: Can
     send(State::Stopping);
 }
 
-/// Losing a notification costs a stale line in `systemctl status`; the agent's work goes on.
+/// Sends a notification. If it is lost, only the line in `systemctl status` is stale.
 fn send(state: State<'_>) {
     if let Err(error) = muster_notify::notify(state) {
         tracing::debug!(%error, "can't notify the service manager");
     }
 }
 
-/// The phase, and the reason for it where there is one, shortened to [`STATUS_LINE_LIMIT`].
+/// Returns the phase, and its reason if there is one, shortened to [`STATUS_LINE_LIMIT`].
 fn status_line(status: &Status) -> String {
     let text = match &status.reason {
         Some(reason) => format!("{}: {reason}", status.phase.as_str()),

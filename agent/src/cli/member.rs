@@ -1,4 +1,4 @@
-//! `member`, as typed.
+//! Arguments of `muster-agent member`.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use super::DEFAULT_DATA_DIR;
 use crate::cluster::MemberId;
 use crate::plan::Wanted;
 
-/// Shown below the verbs.
+/// Text below the list of subcommands in the help.
 const TEACHES: &str = "\
 Whatever is done goes through the cluster's own Cluster API (the one that etcdctl speaks), so it works
 with muster-node and with stock etcd, on every host of the cluster and without discovery. On a
@@ -31,19 +31,19 @@ FOR PROGRAMS (--json)
     unknown      the answer was lost: it may have been done, the list of members shows whether
     failed, usage, do_not_restart    the rest of codes 1, 2 and 3";
 
-/// `member`, as typed.
+/// Arguments of `muster-agent member`.
 #[derive(Args, Debug)]
 #[command(after_long_help = TEACHES)]
 pub(crate) struct MemberCommand {
-    /// How to reach the cluster.
+    /// Options for reaching the cluster.
     #[command(flatten)]
     pub access: Access,
-    /// What to do.
+    /// The subcommand to run.
     #[command(subcommand)]
     pub verb: Verb,
 }
 
-/// How to reach the cluster, and how to print.
+/// Options for reaching the cluster, and for printing.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Access {
     /// Where this host's agent has its state: its own node is asked, with its certificate.
@@ -68,7 +68,7 @@ pub(crate) struct Access {
     pub json: bool,
 }
 
-/// The verbs.
+/// The subcommands of `muster-agent member`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Who the members are, and how each is.
@@ -97,7 +97,7 @@ pub(crate) enum Verb {
     Wait(Wait),
 }
 
-/// What `member plan` plans.
+/// The subcommands of `muster-agent member plan`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Plan {
     /// What `member add` would do.
@@ -145,7 +145,7 @@ cluster, so that they can stand in a script with set -e:
   (on db-1)   replace the program, restart it     # an agent: run it again with --node-binary
   muster-agent member wait                        # all answer, in sync, for five seconds";
 
-/// What every change takes.
+/// Option of every subcommand that changes members.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Planned {
     /// Only if the members are still as `member plan` found them: its configuration index.
@@ -154,7 +154,7 @@ pub(crate) struct Planned {
     pub plan_at: Option<u64>,
 }
 
-/// What whatever waits takes.
+/// Option of every subcommand that waits.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Patience {
     /// How long to wait without any progress.
@@ -162,7 +162,7 @@ pub(crate) struct Patience {
     pub patience: u64,
 }
 
-/// What can stand in `--initial-cluster`, and be read.
+/// Parses a name that `--initial-cluster` can contain and a terminal can show.
 fn member_name(typed: &str) -> Result<String, String> {
     let is_odd = |c: char| c == ',' || c == '=';
     if typed.is_empty() || typed.contains(is_odd) || printable(typed) != typed {
@@ -171,7 +171,7 @@ fn member_name(typed: &str) -> Result<String, String> {
     Ok(typed.to_owned())
 }
 
-/// `member add`, as typed.
+/// Arguments of `member add`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Add {
     /// The new member's name.
@@ -183,20 +183,20 @@ pub(crate) struct Add {
     /// With a vote from the beginning. Until it starts it counts as a member that has failed.
     #[arg(long)]
     pub voter: bool,
-    /// On which members.
+    /// The configuration index that the change was planned at.
     #[command(flatten)]
     pub planned: Planned,
 }
 
-/// `member promote`, as typed.
+/// Arguments of `member promote`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Promote {
     /// Its name, id or peer URL.
     pub member: String,
-    /// On which members.
+    /// The configuration index that the change was planned at.
     #[command(flatten)]
     pub planned: Planned,
-    /// For how long it is waited for.
+    /// How long to wait for the learner to be in sync.
     #[command(flatten)]
     pub patience: Patience,
     /// Fail at once if it is not in sync.
@@ -204,7 +204,7 @@ pub(crate) struct Promote {
     pub no_wait: bool,
 }
 
-/// `member update`, as typed.
+/// Arguments of `member update`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Update {
     /// Its name, id or peer URL.
@@ -212,22 +212,22 @@ pub(crate) struct Update {
     /// Where its peers will reach it: https://HOST:PORT, separated by commas.
     #[arg(long, alias = "peer-url", value_name = "URLS", value_delimiter = ',', required = true)]
     pub peer_urls: Vec<String>,
-    /// On which members.
+    /// The configuration index that the change was planned at.
     #[command(flatten)]
     pub planned: Planned,
 }
 
-/// `member remove`, as typed.
+/// Arguments of `member remove`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Remove {
     /// Its name, id or peer URL.
     pub member: String,
-    /// On which members.
+    /// The configuration index that the change was planned at.
     #[command(flatten)]
     pub planned: Planned,
 }
 
-/// `member replace`, as typed.
+/// Arguments of `member replace`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Replace {
     /// Who goes: its name or id. An id, once it is gone.
@@ -238,16 +238,16 @@ pub(crate) struct Replace {
     /// Where the new member's peers will reach it: https://HOST:PORT, separated by commas.
     #[arg(long, alias = "peer-url", value_name = "URLS", value_delimiter = ',', required = true)]
     pub peer_urls: Vec<String>,
-    /// On which members it begins.
+    /// The configuration index that the replacement was planned at.
     #[command(flatten)]
     pub planned: Planned,
-    /// For how long the new member is waited for.
+    /// How long to wait for the new member.
     #[command(flatten)]
     pub patience: Patience,
 }
 
 impl Add {
-    /// What that means.
+    /// Returns the change that these arguments ask for.
     pub(crate) fn wanted(&self) -> Wanted {
         let Self { name, peer_urls, voter, .. } = self;
         Wanted::Add { name: name.clone(), peer_urls: peer_urls.clone(), is_voter: *voter }
@@ -255,13 +255,13 @@ impl Add {
 }
 
 impl Replace {
-    /// What that means, where this member is the one that goes.
+    /// Returns the change that these arguments ask for; `old` is the member to remove.
     pub(crate) fn wanted(&self, old: MemberId) -> Wanted {
         Wanted::Replace { old, name: self.name.clone(), peer_urls: self.peer_urls.clone() }
     }
 }
 
-/// `member move-leader`, as typed.
+/// Arguments of `member move-leader`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MoveLeader {
     /// Who is to lead: its name or id (default: the voter whose log is the longest).
@@ -271,10 +271,10 @@ pub(crate) struct MoveLeader {
     pub from: Option<String>,
 }
 
-/// `member wait`, as typed.
+/// Arguments of `member wait`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Wait {
-    /// For how long.
+    /// How long to wait for the members.
     #[command(flatten)]
     pub patience: Patience,
 }

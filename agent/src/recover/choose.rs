@@ -1,18 +1,18 @@
-//! Which of the survivors the new cluster is made of, and what stands against it. Pure.
+//! Chooses the survivor from which a new cluster is made, and finds objections to it. Pure.
 
 use std::cmp::Reverse;
 
 use super::Survivor;
 
-/// How far a survivor's log goes, by Raft's own rule: the last entry's term, then its index. None: no
-/// cluster can be made of it.
+/// Returns how far a survivor's log goes, by Raft's own rule: the last entry's term, then its
+/// index. `None` if no cluster can be made from it.
 fn reach(survivor: &Survivor) -> Option<(u64, u64)> {
     let log = survivor.sight.log.as_ref()?;
     (survivor.sight.state == "whole").then_some((log.last_term, log.last_index))
 }
 
-/// The survivor whose log goes furthest. Of equals it is the member with the lower id, so that two
-/// hosts which have each other's reports never both make a cluster.
+/// Returns the survivor whose log goes furthest; on a tie, the member with the lower id. So two
+/// hosts that have each other's reports never both make a cluster.
 pub(crate) fn best(survivors: &[Survivor]) -> Option<usize> {
     let id = |one: &Survivor| u64::from_str_radix(one.sight.member_id.as_deref()?, 16).ok();
     let whole = survivors
@@ -22,7 +22,7 @@ pub(crate) fn best(survivors: &[Survivor]) -> Option<usize> {
     whole.max_by_key(|(reach, member, _)| (*reach, *member)).map(|(.., n)| n)
 }
 
-/// Why no cluster should be made of `survivors[own]`; nothing: it may be.
+/// Returns why no cluster should be made from `survivors[own]`; empty if one may be made.
 pub(crate) fn objections(survivors: &[Survivor], own: usize) -> Vec<String> {
     if survivors[own].sight.is_made() {
         return Vec::new();
@@ -61,7 +61,7 @@ pub(crate) fn objections(survivors: &[Survivor], own: usize) -> Vec<String> {
     all
 }
 
-/// What whoever makes a cluster of `survivors[own]` should know.
+/// Returns warnings for an operator who makes a cluster from `survivors[own]`.
 pub(crate) fn warnings(survivors: &[Survivor], own: usize) -> Vec<String> {
     let mut all = Vec::new();
     let sight = &survivors[own].sight;
@@ -199,7 +199,7 @@ mod tests {
         assert!(warnings(&two, 0)[0].starts_with("2 of 3 voters have their data"));
         let damaged = [survivor("1", "whole", (2, 5)), survivor("2", "damaged", (2, 7))];
         assert_eq!(warnings(&damaged, 0), ["what only db-2, db-3 had is lost"]);
-        // Two of three voters are no majority of four, which a learner would make them.
+        // Two of three voters are a majority; a learner doesn't raise the number of voters to four.
         let mut learning = two;
         for one in &mut learning {
             let store = one.sight.store.as_mut().unwrap();

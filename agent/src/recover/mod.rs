@@ -1,5 +1,5 @@
-//! What is left of a cluster that was lost, and what can be made of it. The node's program looks at
-//! its own files; the agent compares what it says.
+//! The data left of a lost cluster, and making a new cluster from it. The node's program examines
+//! its own files; the agent compares the results.
 
 pub(crate) mod choose;
 
@@ -15,118 +15,121 @@ use crate::node_command::{NodeKind, kind_of};
 use crate::settings;
 use crate::supervisor::environment;
 
-/// Which program made a node's directory.
+/// The program that made a node's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Maker {
-    /// Our own.
+    /// muster-node made the directory.
     MusterNode,
-    /// An etcd.
+    /// Stock etcd made the directory.
     Etcd,
 }
 
-/// `muster-node data status --json`, as far as it matters here.
+/// The fields of `muster-node data status --json` that the agent uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sight {
-    /// Who made it.
+    /// The program that made the directory.
     pub maker: Maker,
-    /// What would become of a start: `whole`, `in-use`, `unfinished`, `empty`, `removed`, `damaged`.
+    /// The directory's state: `whole`, `in-use`, `unfinished`, `empty`, `removed` or `damaged`. It
+    /// says what a start of the node would meet.
     pub state: String,
-    /// What is wrong, and where.
+    /// What is damaged, and in which file.
     pub problem: Option<String>,
-    /// Hex.
+    /// Raft cluster id, in hexadecimal.
     pub cluster_id: Option<String>,
-    /// Hex.
+    /// Member id, in hexadecimal.
     pub member_id: Option<String>,
-    /// Hex.
+    /// The member's incarnation, in hexadecimal.
     pub incarnation: Option<String>,
-    /// The member's name.
     pub name: Option<String>,
-    /// How far the log goes.
+    /// The end of the log, if there is one.
     pub log: Option<LogSight>,
-    /// What the store is, with all of the log applied.
+    /// The store's state with the whole log applied.
     pub store: Option<StoreSight>,
-    /// The new cluster that was made here, if one was.
+    /// The new cluster that was made in this directory, if one was.
     pub forced: Option<ForcedSight>,
 }
 
 impl Sight {
-    /// A new cluster was made here, and its member not started since: what was begun is to be ended.
+    /// Returns whether a new cluster was made here whose member has not started since. The recovery
+    /// must then be completed.
     pub(crate) fn is_made(&self) -> bool {
         self.forced.as_ref().is_some_and(|forced| !forced.rearmed)
     }
 }
 
-/// A new cluster of one.
+/// A new cluster of one member that was made from a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ForcedSight {
-    /// Who the data was.
+    /// The member that the data belonged to.
     pub was: Bearer,
-    /// Who it is.
+    /// The member that the data belongs to now.
     pub is: Bearer,
-    /// The last entry that was kept.
+    /// Index of the last log entry that was kept.
     pub last_index: u64,
-    /// Its term.
+    /// Term of the last log entry that was kept.
     pub last_term: u64,
-    /// Its member was started since.
+    /// Whether the new cluster's member was started since.
     pub rearmed: bool,
 }
 
-/// The log.
+/// The end of a member's log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LogSight {
-    /// The last entry.
+    /// Index of the last entry.
     pub last_index: u64,
-    /// Its term.
+    /// Term of the last entry.
     pub last_term: u64,
-    /// The entry up to which it is known to be committed.
+    /// Highest index that is known to be committed.
     pub committed: u64,
 }
 
-/// The store.
+/// State of a member's store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoreSight {
-    /// The last entry that is in an etcd's store, which shows no later one's effect; of our own the
-    /// rest of the log is shown as well.
+    /// Index of the last applied entry. For stock etcd, the store shows nothing of later entries.
+    /// For muster-node, the rest of the log is applied as well.
     pub applied: u64,
-    /// The newest revision.
+    /// Newest revision of the store.
     pub revision: i64,
-    /// Who belongs to the cluster.
+    /// The cluster's members according to the store.
     pub members: Vec<MemberSight>,
 }
 
-/// One member.
+/// A member according to a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemberSight {
-    /// Hex.
+    /// Member id, in hexadecimal.
     pub id: String,
-    /// Its name; empty if it never started.
+    /// The member's name; empty if it never started.
     pub name: String,
-    /// It has no vote.
+    /// Whether the member has no vote.
     pub is_learner: bool,
 }
 
-/// What one host has left.
+/// The data left on one host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Survivor {
-    /// The host.
+    /// The host's name.
     pub host: String,
-    /// Its agent's data directory.
+    /// The data directory of the host's agent.
     pub data_dir: String,
-    /// What the node says of its own.
+    /// State of the node's directory, as muster-node reports it.
     pub sight: Sight,
 }
 
-/// What is run to look, and to make.
+/// The programs that examine a directory and make a new cluster from it.
 pub(crate) struct Programs {
-    /// Our own node's, which reads etcd's directories, too.
+    /// muster-node, which reads etcd's directories too.
     muster_node: PathBuf,
-    /// For an etcd's directory: the etcd, and its tool that restores.
+    /// For an etcd's directory: the etcd, and its tool for restoring (`etcdutl`, or `etcdctl`
+    /// before 3.5).
     etcd: Option<(PathBuf, PathBuf)>,
 }
 
 impl Programs {
-    /// `node_binary` is what `run` is given; `etcdutl` counts if that is an etcd.
+    /// Finds the programs. `node_binary` is the flag that `run` takes; `etcdutl` is used only if
+    /// that is an etcd.
     pub(crate) fn find(node_binary: Option<&Path>, etcdutl: Option<&Path>) -> Result<Self, End> {
         let own = std::env::current_exe()
             .map_err(|error| End::Failed(format!("can't find this program's own file: {error}")))?;
@@ -159,7 +162,7 @@ impl Programs {
         Ok(Self { muster_node: muster_node(None)?, etcd: Some((node, etcdutl)) })
     }
 
-    /// Why these can't make a cluster of what `maker` made.
+    /// Returns why these programs can't make a cluster from a directory that `maker` made, if so.
     pub(crate) fn objection(&self, maker: Maker) -> Option<String> {
         match (maker, &self.etcd) {
             (Maker::Etcd, None) => {
@@ -172,12 +175,13 @@ impl Programs {
         }
     }
 
-    /// What there is to say of the data at `node`.
+    /// Examines the data at `node`.
     pub(crate) fn look(&self, node: &Path) -> Result<Sight, End> {
         ask(&self.muster_node, &["data", "status", "--json"], node)
     }
 
-    /// Makes a new cluster of the data at `node`; asked again, it says what was made.
+    /// Makes a new cluster from the data at `node`. A repeated call returns what the first one
+    /// made.
     pub(crate) fn make(&self, node: &Path) -> Result<Made, End> {
         let mut words = vec!["data", "recover", "--i-accept-data-loss", "--json"];
         let etcd = self.etcd.as_ref();
@@ -189,32 +193,32 @@ impl Programs {
     }
 }
 
-/// A member, as `muster-node data recover` names one.
+/// A member in the output of `muster-node data recover`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bearer {
-    /// Hex.
+    /// Raft cluster id, in hexadecimal.
     pub cluster_id: String,
-    /// Hex.
+    /// Member id, in hexadecimal.
     pub member_id: String,
-    /// Hex.
+    /// The member's incarnation, in hexadecimal.
     pub incarnation: String,
 }
 
-/// What `muster-node data recover --json` says that it made.
+/// The output of `muster-node data recover --json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Made {
-    /// The old member.
+    /// The member that the data belonged to.
     pub was: Bearer,
-    /// The new one.
+    /// The new cluster's member.
     pub is: Bearer,
-    /// The last entry that was kept.
+    /// Index of the last log entry that was kept.
     pub last_index: u64,
-    /// Its term.
+    /// Term of the last log entry that was kept.
     pub last_term: u64,
 }
 
 impl Bearer {
-    /// Whether a statement names this one.
+    /// Returns whether a statement's identity names this member.
     pub(crate) fn is(&self, other: &NodeIdentity) -> bool {
         let number = |text: &str| u64::from_str_radix(text, 16).ok();
         other.raft_cluster() == number(&self.cluster_id)
@@ -223,8 +227,9 @@ impl Bearer {
     }
 }
 
-/// The program's exit code says the same as its answer, which is read where there is one. It ends with
-/// this process, so that whoever tries again after a kill is alone with the directory.
+/// Runs muster-node on the directory `node` and parses its JSON output. The exit code is ignored,
+/// since the output contains its meaning. `run-tied` ends the child with this process, so a retry
+/// after a kill never shares the directory with an old child.
 fn ask<T: DeserializeOwned>(program: &Path, words: &[&str], node: &Path) -> Result<T, End> {
     let failed = |what: String| {
         End::Failed(format!("{} {} {}: {what}", program.display(), words.join(" "), node.display()))

@@ -228,7 +228,7 @@ fn a_newcomer_that_leads_is_told_of_by_others() {
     assert_eq!(by(OWN, newcomer).decide(), promoted);
     assert!(matches!(by(newcomer, newcomer).decide(), Act::Wait(_)));
     assert!(matches!(by(MemberId(2), OWN).decide(), Act::Wait(_)));
-    // An agent whose node leads makes the changes that are left: those of its own node.
+    // An agent beside the leader makes the remaining changes, even for its own node.
     let members = with_newcomer(two(Some(7)), &world, true);
     let by = |own, leader| Sight { told, own, leader, ..sight(&intent, Added, &members) };
     assert!(matches!(by(newcomer, newcomer).decide(), Act::Change(..)));
@@ -266,7 +266,7 @@ fn an_order_is_for_the_configuration_that_its_operator_saw() {
     let stale = ordered(&world, remove, Some(6));
     let act = sight(&stale, Open, &members).decide();
     assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
-    // Done is done, whatever has changed since.
+    // A change that is made already counts as done, whatever else has changed since.
     let mut gone = members;
     gone.list.remove(1);
     let act = sight(&stale, Open, &gone).decide();
@@ -313,7 +313,7 @@ fn only_what_may_pass_is_asked_again() {
     assert!(!may_pass("etcdserver: permission denied"));
 }
 
-/// A ticket that replaces member 2, and the members without it.
+/// Returns an intent whose ticket replaces member 2, and a list of members without that one.
 fn replacing(world: &mut World) -> (VerifiedIntent, Members) {
     world.grant.replaces = Some(digest::MemberId::new(2));
     let mut members = two(Some(7));
@@ -345,7 +345,8 @@ fn a_learner_for_a_place_that_another_operation_has_made_free_is_taken_out() {
     assert_eq!(by(Added, Departure::Own), promoted);
     let out = Act::Change(Change::Remove(MemberId(9)), Step::TakeOut);
     assert_eq!(by(Added, Departure::Foreign), out);
-    // A dead leader's agent may have added the learner and told nobody: the cluster knows.
+    // The agent of a failed leader may have added the learner without reporting it; the cluster
+    // knows.
     let act = by(Open, Departure::Foreign);
     assert!(matches!(act, Act::Change(Change::Add(_), Step::Add)), "{act:?}");
 }
