@@ -1,4 +1,4 @@
-//! Which cluster this host joins: by a bundle, by the journal, or by both.
+//! Determines which cluster this host joins: by a bundle, by the journal, or by both.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,16 +15,16 @@ use crate::exit::{End, chain};
 use crate::settings::{BundleSource, Settings};
 use crate::state::journal::{Join, Keepsakes};
 
-/// The longest bundle file that is read.
+/// Number of bytes read of a bundle file, at most.
 const BUNDLE_LIMIT: u64 = 16 * 1024;
 
-/// How long a pipe, or a person at a terminal, may take for it.
+/// How long a pipe, or a person at a terminal, may take to deliver the bundle.
 const BUNDLE_TIME: Duration = Duration::from_secs(300);
 
-/// Reads the bundle that was named; nothing if none was.
+/// Reads the bundle given by `--bundle-file`; `None` if the flag is absent.
 ///
-/// A pipe may stay silent for ever. So it is read on a thread of its own, which nobody waits for:
-/// drop the future, and the agent can end.
+/// A pipe may stay silent for ever. So it is read on a thread of its own that nothing waits for:
+/// the agent can end once this future is dropped.
 pub(crate) async fn read_bundle(settings: &Settings) -> Result<Option<Bundle>, End> {
     let Some(source) = settings.bundle.clone() else { return Ok(None) };
     let name = match &source {
@@ -56,7 +56,7 @@ fn read(source: &BundleSource) -> std::io::Result<Zeroizing<String>> {
     Ok(text)
 }
 
-/// A bundle is a secret for as long as the cluster forms.
+/// Warns if other users can read the bundle, which is a secret while the cluster forms.
 fn warn_of_readers(path: &Path, file: &File) -> std::io::Result<()> {
     let mode = file.metadata()?.permissions().mode() & 0o777;
     if mode & 0o077 != 0 {
@@ -69,7 +69,7 @@ fn warn_of_readers(path: &Path, file: &File) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Which cluster to join: the journal's, with the places and pins of a newer bundle.
+/// Returns the cluster to join: the journal's, with the URLs and pins of a newer bundle.
 pub(crate) fn join(keepsakes: &Keepsakes, bundle: Option<&Bundle>) -> Result<Join, End> {
     let known = keepsakes.join.as_ref();
     let told = bundle.map(|bundle| Join {

@@ -1,14 +1,17 @@
-//! Tells discovery which Raft cluster this host's node is in, once it says so itself.
+//! Reports to discovery which Raft cluster this host's node is in, once the node itself tells.
 //!
-//! It decides nothing: discovery shows the cluster as formed when a majority has reported one id.
-//! A node serves whether or not anybody hears of it, so this is tried for as long as the agent
-//! runs, with growing pauses, and nothing waits for it. Once it is settled it is said again now and
-//! then: a service that was restored from a backup has forgotten it. And it is said as soon as the
-//! members are others, since an order is made by what discovery knows of them.
+//! A report decides nothing: discovery shows the cluster as formed once a majority has reported one
+//! id. A node serves whether or not the report arrives. So reporting is retried for as long as the
+//! agent runs, with growing pauses, and nothing waits for it.
 //!
-//! Each answer names the Raft cluster that discovery listens to. Where that is not this node's, and
-//! an operator has made this node's cluster of what was left on this host, the recovery statements
-//! are shown, and the report is made again. So nothing has to be remembered of what was shown.
+//! An accepted report is repeated from time to time, since a service restored from a backup has
+//! forgotten it. It is also repeated as soon as the members change, because operators give orders
+//! by discovery's list of members.
+//!
+//! Each answer names the Raft cluster whose reports discovery accepts. That may be another one than
+//! this node's, after an operator made this node's cluster from the data left on this host. Then
+//! the agent sends the recovery statements and repeats the report. So it needs to remember nothing
+//! of what it has sent.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -34,48 +37,48 @@ use crate::exit::chain;
 use crate::retry::{Retry, jittered};
 use crate::tail;
 
-/// How often a node that has no leader yet is asked again.
+/// How often a node without a leader is asked again.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long a node may be without a leader before discovery hears what its log says, and how often
-/// it hears it then.
+/// How long a node may be without a leader before its complaint is reported to discovery, and how
+/// often it is reported then.
 const TROUBLE_AFTER: Duration = Duration::from_secs(5);
 
-/// The shortest time until a settled report is made again; jitter adds at most as much.
+/// Minimum time until an accepted report is repeated; jitter adds at most as much again.
 const AGAIN: Duration = REPORT_AGAIN;
 
-/// How often the members are compared with those that were told last, where nobody gives a hint.
+/// How often the members are compared with those last reported, without a hint.
 const LOOK_AT_MEMBERS: Duration = Duration::from_secs(5);
 
-/// What a report is about.
+/// Data and clients for reports about this host's node.
 pub(crate) struct Report {
-    /// The service.
+    /// Client of the discovery service.
     pub client: Arc<Client>,
-    /// The cluster.
+    /// The cluster's id at discovery.
     pub cluster: Uuid,
-    /// This run of the agent.
+    /// Session of this run of the agent.
     pub session: Session,
-    /// The held document's hash.
+    /// Hash of the document that this agent holds.
     pub h: Digest,
-    /// What the service is shown if it has lost the commit.
+    /// The request that shows the commit to a service that has lost it.
     pub adopt: AdoptRequest,
-    /// What the service is shown if it listens to the cluster that was lost: the recovery
-    /// statements, where the last one names this host's agent.
+    /// The recovery statements, for a service that still accepts reports of the lost cluster. Empty
+    /// unless the last statement names this host's agent.
     pub recoveries: Vec<Jws>,
-    /// The node.
+    /// Client port of this host's node.
     pub door: Door,
-    /// The node's log.
+    /// Path of the node's log.
     pub log: PathBuf,
-    /// A hint that the members may be others.
+    /// Notified when the members may have changed.
     pub hint: Arc<Notify>,
-    /// Who the members were when they were last looked at.
+    /// The members as last seen.
     pub seen: watch::Sender<Vec<Member>>,
 }
 
 impl Report {
     /// Reports until discovery says that the cluster is formed, so that this host knows it too, and
-    /// from then on now and then. A service that has lost the commit is shown the document first.
-    /// `heard` is told of each answer.
+    /// from time to time after that. A service that has lost the commit is first shown the
+    /// document. `heard` is called with each answer.
     pub(crate) async fn deliver(self, heard: impl Fn(ClusterState)) -> Infallible {
         let first = async || self.node_with_leader().await;
         let told = RefCell::new(Vec::new());
@@ -115,7 +118,7 @@ impl Report {
         Cluster::new(vec![self.door.clone()])
     }
 
-    /// Waits until the members are others than those that were told.
+    /// Waits until the members differ from those last reported.
     async fn members_changed(&self, told: &RefCell<Vec<Member>>) {
         loop {
             tokio::select! {
@@ -130,8 +133,9 @@ impl Report {
         }
     }
 
-    /// What the member `own` says last: who the cluster is without it. Of two members discovery needs
-    /// both to believe that one is left.
+    /// Sends the last report of the removed member `own`: the list of members without it, read from
+    /// `others`. Without it, discovery could not accept the removal of one of two members, which
+    /// takes both their reports.
     pub(crate) async fn last_word(&self, own: MemberId, others: &Cluster) -> Result<(), String> {
         let members = others.list().await.map_err(|error| chain(&error))?;
         let status = others.status().await.map_err(|error| chain(&error))?;
@@ -141,7 +145,7 @@ impl Report {
         let status = NodeStatus { member_id: own, ..status };
         match self.once(&status, Some(&members)).await {
             Err(error) if error.code() != Some(Code::Removed) => Err(chain(&error)),
-            // The others have said so before.
+            // Discovery knows of the removal already, from the other members.
             Ok(_) | Err(_) => Ok(()),
         }
     }
@@ -212,7 +216,8 @@ impl Report {
 }
 
 impl Report {
-    /// Lets `explain` say why this node has no leader, in its own words.
+    /// Reports the last complaint in the node's log, so that `explain` can show why this node has
+    /// no leader.
     async fn tell_trouble(&self) {
         let complaint = tail::last_complaint(&self.log);
         let detail = match complaint {
@@ -226,7 +231,7 @@ impl Report {
     }
 }
 
-/// A list of members, as it crosses the wire.
+/// Converts a list of members to its wire format.
 fn membership(members: &Members) -> Membership {
     let listed = |member: &Member| ListedMember {
         id: digest::MemberId::new(member.id.0),
@@ -241,8 +246,9 @@ fn membership(members: &Members) -> Membership {
     }
 }
 
-/// Tells what `first` found until that is settled, and then what `later` finds, now and then. A node
-/// that has lost its leader since has nothing to report.
+/// Reports the status from `first` until discovery accepts it, then the statuses from `later`, one
+/// after each `pause`. `later` returns `None` while the node has no leader; nothing is reported
+/// then.
 async fn keep_telling(
     first: impl AsyncFn() -> NodeStatus,
     pause: impl AsyncFn(),
@@ -271,7 +277,7 @@ async fn keep_telling(
     }
 }
 
-/// Whether asking again soon would change nothing.
+/// Returns whether repeating the report soon would change nothing.
 fn is_settled(answer: &Result<ClusterState, ClientError>) -> bool {
     match answer {
         Ok(state) => *state != ClusterState::Committed,
@@ -280,7 +286,7 @@ fn is_settled(answer: &Result<ClusterState, ClientError>) -> bool {
     }
 }
 
-/// Logs an answer; for the operator only if it is another than the one that was `said` last.
+/// Logs an answer. The operator's log shows it only if it differs from the one in `said`.
 fn log(answer: &Result<ClusterState, ClientError>, status: &NodeStatus, said: &mut String) {
     let settled = is_settled(answer);
     let says = match answer {
@@ -305,13 +311,14 @@ fn log(answer: &Result<ClusterState, ClientError>, status: &NodeStatus, said: &m
     }
 }
 
-/// Whether a refusal of a member's report says that the service knows no commit, as after a restore
+/// Returns whether a refusal means that the service doesn't know the commit, as after a restore
 /// from a backup.
 fn means_lost(code: Code) -> bool {
     matches!(code, Code::WrongState | Code::UnknownKey | Code::Abandoned | Code::NotFound)
 }
 
-/// Whether an answer says that discovery listens to another Raft cluster than `own`.
+/// Returns whether discovery's answer says that it accepts reports of a Raft cluster other than
+/// `own`.
 fn is_of_another(answer: &Result<ReportResponse, ClientError>, own: u64) -> bool {
     match answer {
         Ok(response) => {
@@ -321,9 +328,9 @@ fn is_of_another(answer: &Result<ReportResponse, ClientError>, own: u64) -> bool
     }
 }
 
-/// Whether the report may be taken later. A 401 is about access, not about the report.
+/// Returns whether the report may be accepted later. Status 401 concerns access, not the report.
 fn may_pass(problem: &Problem) -> bool {
-    /// HTTP's "unauthorized".
+    /// HTTP status code 401 Unauthorized.
     const UNAUTHORIZED: u16 = 401;
     problem.retryable || problem.status == UNAUTHORIZED
 }
@@ -363,7 +370,7 @@ mod tests {
         let told = RefCell::new(Vec::new());
         let tell = async |_: &NodeStatus| {
             told.borrow_mut().push(begun.elapsed());
-            // Formed; then a restore takes the service back to before the reports.
+            // The cluster is formed; then a restore sets the service back to before the reports.
             match told.borrow().len() {
                 count if count < restored || count > restored + 1 => Ok(ClusterState::Formed),
                 _ => Ok(ClusterState::Committed),

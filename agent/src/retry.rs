@@ -1,15 +1,15 @@
-//! The one retry policy towards the discovery service: exponential, jittered, capped.
+//! The retry policy for the discovery service: exponential, jittered, capped.
 
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ConstantBuilder, ExponentialBackoff, ExponentialBuilder};
 
-/// The first pause after a failure.
+/// Pause after the first failure.
 const FIRST: Duration = Duration::from_millis(100);
 /// The longest pause before jitter, which adds at most as much again.
 const CAP: Duration = Duration::from_secs(30);
 
-/// Pauses between attempts; a success starts it anew.
+/// Pauses between attempts. A success resets them to the first pause.
 #[derive(Debug)]
 pub(crate) struct Retry {
     pauses: ExponentialBackoff,
@@ -23,24 +23,25 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// How long to wait before the next attempt.
+    /// Returns how long to wait before the next attempt.
     pub(crate) fn next_pause(&mut self) -> Duration {
         self.attempts = self.attempts.saturating_add(1);
         self.pauses.next().unwrap_or(CAP)
     }
 
-    /// Failures in a row.
+    /// Returns the number of consecutive failures.
     pub(crate) fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// An attempt succeeded.
+    /// Resets the pauses after a success.
     pub(crate) fn succeeded(&mut self) {
         *self = Self::default();
     }
 }
 
-/// `delay`, and at most as much again, so that hosts that began together don't come together.
+/// Returns `delay` plus a random part of at most as much. So hosts that started together don't
+/// retry together.
 pub(crate) fn jittered(delay: Duration) -> Duration {
     let once = ConstantBuilder::default().with_delay(delay).with_jitter().build().next();
     once.unwrap_or(delay)

@@ -1,4 +1,4 @@
-//! What was typed for `run`, resolved and checked; nothing here asks the network.
+//! The arguments of `run`, resolved and checked. Nothing here uses the network.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use crate::cli;
 use crate::exit::End;
 use crate::state::Layout;
 
-/// Flags that identity, transport security or supervision depend on: the agent sets them.
+/// Node flags that the agent sets itself, because identity, transport security or supervision
+/// depend on them.
 const OWN_FLAGS: &[&str] = &[
     "name",
     "data-dir",
@@ -40,45 +41,45 @@ const OWN_FLAGS: &[&str] = &[
     "config-file",
 ];
 
-/// Most addresses that --cluster-address names: a cluster has at most as many members.
+/// Maximum number of --cluster-address flags: a cluster has at most as many members.
 const MAX_CLUSTER_ADDRESSES: usize = 64;
 
-/// Where a join bundle comes from.
+/// Source of a join bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BundleSource {
-    /// A file.
+    /// A file with this path.
     File(PathBuf),
-    /// Standard input.
+    /// Standard input (`-`).
     Stdin,
 }
 
-/// `run`, resolved.
+/// The arguments of `run`, resolved.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// Where state lies.
+    /// Paths in the data directory.
     pub layout: Layout,
-    /// Where the bundle comes from, if it was said.
+    /// Source of the bundle, if `--bundle-file` was given.
     pub bundle: Option<BundleSource>,
-    /// Wait for a join ticket in the bundle file if the cluster has its members already.
+    /// Whether to wait for a join ticket in the bundle file if the cluster has its members already.
     pub wait_for_ticket: bool,
-    /// The member's name, if it was said.
+    /// The member's name, if `--name` was given.
     pub name: Option<Name>,
-    /// How the host is reached.
+    /// The address flags of this start.
     pub addressing: Addressing,
-    /// Where a newcomer asks the cluster, besides the addresses that discovery names.
+    /// Addresses at which a newcomer tries to reach the cluster, besides those from discovery.
     pub cluster_addresses: Vec<NodeUrl>,
-    /// Takes the place of the machine's own ids.
+    /// File that replaces the machine's own ids.
     pub machine_id_file: Option<PathBuf>,
-    /// The node's program.
     pub node_binary: PathBuf,
-    /// More flags for the node.
+    /// Additional flags for the node.
     pub node_flags: Vec<String>,
-    /// Address of the plain HTTP listener for `/metrics` and `/livez`; none without it.
+    /// Address of the plain HTTP listener for `/metrics` and `/livez`; `None` for no listener.
     pub metrics_listen: Option<SocketAddr>,
 }
 
 impl Settings {
-    /// Resolves what was typed. `own_program` is this program, `search_path` the `PATH`.
+    /// Resolves and checks the arguments. `own_program` is this program's path, `search_path` the
+    /// value of `PATH`.
     pub(crate) fn resolve(
         typed: cli::Run,
         own_program: &Path,
@@ -110,7 +111,7 @@ impl Settings {
     }
 }
 
-/// The addresses given with --cluster-address, as clients' URLs.
+/// Parses the values of --cluster-address as client URLs.
 fn cluster_addresses(typed: &[String]) -> Result<Vec<NodeUrl>, End> {
     if typed.len() > MAX_CLUSTER_ADDRESSES {
         let most = MAX_CLUSTER_ADDRESSES;
@@ -143,7 +144,7 @@ pub(crate) fn node_binary(
     own_program: &Path,
     search_path: Option<&std::ffi::OsStr>,
 ) -> Result<PathBuf, End> {
-    /// The name of our own node.
+    /// File name of muster-node.
     const NAME: &str = "muster-node";
     let absolute = |path: &Path| {
         std::path::absolute(path).map_err(|error| End::Usage(format!("--node-binary: {error}")))

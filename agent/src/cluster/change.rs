@@ -1,4 +1,4 @@
-//! Changes of the members, and how one is carried out at most once although its answer may be lost.
+//! Changes of the members, each carried out at most once although its answer may be lost.
 
 use std::time::Duration;
 
@@ -7,55 +7,57 @@ use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 
 use super::{Cluster, ClusterError, MemberId, Members};
 
-/// What a request may carry, and whom a new member is bound to.
+/// gRPC metadata keys: the operation id and planned configuration of a request, and the incarnation
+/// and key that a new member is bound to.
 const OPERATION: &str = "muster-operation";
 const PLANNED_AT: &str = "muster-planned-at";
 const INCARNATION: &str = "muster-incarnation";
 const NODE_KEY: &str = "muster-node-key";
 
-/// How long the list of members is asked for after an answer was lost, and how often.
+/// How long the list of members is requested after an answer was lost, and the pause between
+/// attempts.
 const LOOK_LIMIT: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// How often one change is sent.
+/// Maximum number of times that one change is sent.
 const MOST_TRIES: u32 = 3;
 
 /// One change of the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// One more.
+    /// Add a member.
     Add(NewMember),
-    /// A learner gets its vote.
+    /// Make a learner a voter.
     Promote(MemberId),
-    /// One less, for ever.
+    /// Remove a member for ever.
     Remove(MemberId),
-    /// A member is reached at these peer URLs from now on.
+    /// Set a member's peer URLs.
     Update(MemberId, Vec<String>),
 }
 
-/// A member that is to be.
+/// A member to be added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NewMember {
-    /// Where its peers will reach it.
+    /// Peer URLs of the new member.
     pub peer_urls: Vec<String>,
-    /// Without a vote at first.
+    /// Whether the member begins without a vote.
     pub is_learner: bool,
-    /// The only incarnation that may act as it, 32 hex digits.
+    /// The only incarnation that may act as this member, 32 hex digits.
     pub incarnation: Option<String>,
-    /// The only key that may speak for it, 64 hex digits.
+    /// The only key that may speak for this member, 64 hex digits.
     pub node_key: Option<String>,
 }
 
-/// What a change carries, for clusters that understand it.
+/// Metadata of a change, for clusters that understand it (muster-node).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Carrying {
-    /// It is carried out at most once, by this.
+    /// Id of the operation, which the cluster carries out at most once.
     pub operation: [u8; 16],
-    /// It is refused on any other configuration.
+    /// Configuration for which the change was planned; on any other one the cluster refuses it.
     pub planned_at: Option<u64>,
 }
 
 impl Change {
-    /// In a word that operators type.
+    /// Returns the change's name as operators type it.
     pub(crate) fn what(&self) -> &'static str {
         match self {
             Self::Add(_) => "member add",
@@ -65,7 +67,7 @@ impl Change {
         }
     }
 
-    /// Whether the members are as this change makes them.
+    /// Returns whether the members show this change as made.
     pub(crate) fn is_shown_by(&self, members: &Members) -> bool {
         let of = |id: &MemberId| members.of_id(*id);
         match self {
@@ -83,8 +85,9 @@ impl Change {
 }
 
 impl Change {
-    /// The same, and it was this change that did it. Somebody else may have added a member with the
-    /// same URLs; where operations have ids, asking again tells.
+    /// Returns whether the members show that this very change was made. Another operation may have
+    /// added a member with equal URLs. If the cluster keeps operation ids, sending the addition
+    /// again tells, so the list alone doesn't count.
     fn is_surely_shown_by(&self, members: &Members) -> bool {
         let knows_operations = members.configuration.is_some();
         self.is_shown_by(members) && !(matches!(self, Self::Add(_)) && knows_operations)
@@ -119,10 +122,10 @@ fn ascii(digits: &str) -> MetadataValue<Ascii> {
 }
 
 impl Cluster {
-    /// Makes a change, and gives the members after it. When the answer is lost, the list is read
-    /// before anything is sent again, and then with the same operation id: `muster-node` carries
-    /// that out once. Stock etcd knows no such ids; there an addition counts as this one if its
-    /// URLs are in the list, and every other change can be repeated.
+    /// Makes a change, and returns the members after it. If the answer is lost, the list of members
+    /// is read before the change is sent again, with the same operation id. `muster-node` carries
+    /// out an operation id once. Stock etcd knows no such ids. There an addition counts as made if
+    /// its URLs are in the list, and every other change can be repeated.
     pub(crate) async fn carry_out(
         &self,
         change: &Change,
@@ -131,10 +134,11 @@ impl Cluster {
         let mut tries = 1;
         loop {
             let lost = match self.send(change, carrying).await {
-                // By a try before this one, whose answer was lost.
+                // An earlier attempt, whose answer was lost, has made the change.
                 Err(ClusterError::CarriedOut { .. }) if tries > 1 => return self.look().await,
                 Err(lost) if lost.is_ambiguous() => lost,
-                // What was lost before may be why it can't be done again.
+                // The attempt whose answer was lost may have made the change, which would cause
+                // this refusal.
                 Err(ClusterError::Refused { code, text }) if tries > 1 => {
                     let members = self.look().await?;
                     return if change.is_surely_shown_by(&members) {
@@ -143,7 +147,7 @@ impl Cluster {
                         Err(ClusterError::Refused { code, text })
                     };
                 }
-                // This try did nothing, and that says nothing of the one before it.
+                // This attempt did nothing, but the earlier one may have made the change.
                 Err(error) if tries > 1 && error.is_silence() => {
                     ClusterError::Ambiguous { what: change.what(), text: error.to_string() }
                 }
@@ -161,7 +165,7 @@ impl Cluster {
         }
     }
 
-    /// The list of members, as soon as somebody gives it.
+    /// Reads the list of members, retrying until one answers or [`LOOK_LIMIT`] has passed.
     async fn look(&self) -> Result<Members, ClusterError> {
         let start = Instant::now();
         loop {
@@ -175,7 +179,7 @@ impl Cluster {
     }
 }
 
-/// The same, of a list that could not be read either.
+/// Adds to the error of a lost answer that the list of members could not be read either.
 fn lost_again(lost: &ClusterError) -> ClusterError {
     match lost {
         ClusterError::Ambiguous { what, text } => ClusterError::Ambiguous {
@@ -215,7 +219,7 @@ mod tests {
             assert!(!change.is_shown_by(&before), "{change:?}");
             assert!(change.is_shown_by(&after), "{change:?}");
         }
-        // Who is gone was not promoted.
+        // A member that is gone doesn't count as promoted.
         assert!(!Change::Promote(MemberId(2)).is_shown_by(&members(&[(1, "a", false)])));
     }
 }

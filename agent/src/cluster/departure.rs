@@ -1,18 +1,20 @@
-//! By which operation a member was removed, for a replacement that goes on where it was interrupted.
+//! Finds which operation removed a member, so that an interrupted replacement can go on.
 //!
-//! `muster-node` keeps an operation's id with the member that it removed: asking for the removal again
-//! tells whether this operation has made it, and changes nothing. Stock etcd keeps no such ids. There
-//! an operation writes into the cluster's own store, before it removes a member, that it is about to.
+//! `muster-node` keeps the operation's id with the member that it removed. Sending the removal
+//! again tells whether this operation made it, and changes nothing. Stock etcd keeps no such ids.
+//! There an operation announces a removal in the cluster's own store before it removes a member.
 
 use tonic::Code;
 
 use super::{Carrying, Change, Cluster, ClusterError, MemberId, Members};
 
-/// Below this key stands, by a member's id, the last operation that was about to replace that member.
+/// Key prefix, followed by a member's id. The value is the last operation that announced to replace
+/// that member.
 const REPLACED: &str = "muster/v1/replaced/";
 
 impl Cluster {
-    /// Writes down that `operation` is about to remove `old`, where the cluster keeps no operation ids.
+    /// Announces in the store that `operation` will remove `old`. Does nothing if the cluster keeps
+    /// operation ids.
     pub(crate) async fn announce_removal(
         &self,
         old: MemberId,
@@ -32,7 +34,7 @@ impl Cluster {
         Err(ClusterError::Unavailable { text })
     }
 
-    /// Whether `operation` has removed `old`, which is not among `members` any more.
+    /// Returns whether `operation` has removed `old`, which is no longer among `members`.
     pub(crate) async fn has_removed(
         &self,
         old: MemberId,
@@ -49,7 +51,7 @@ impl Cluster {
             Err(ClusterError::CarriedOut { .. }) => Ok(true),
             Err(ClusterError::Refused { code: Code::NotFound, .. }) => Ok(false),
             Err(error) => Err(error),
-            // A member's id is never given to another one, so this can't remove anybody else.
+            // A member's id is never reused, so this can't remove another member.
             Ok(_) => Ok(true),
         }
     }

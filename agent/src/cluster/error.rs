@@ -1,4 +1,4 @@
-//! What may come of asking a cluster, told apart by what the caller has to do next.
+//! Errors of requests to a cluster, distinguished by what the caller has to do next.
 
 use std::time::Duration;
 
@@ -7,52 +7,52 @@ use tonic::{Code, Status};
 use super::CONFIGURATION;
 use crate::door::DoorError;
 
-/// Why a cluster didn't do what it was asked to.
+/// Why a cluster did not carry out a request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClusterError {
-    /// What was typed leads nowhere.
+    /// The endpoint or certificates can't be used.
     #[error(transparent)]
     Door(#[from] DoorError),
-    /// Nobody was reached: nothing was sent.
+    /// No member could be reached: nothing was sent.
     #[error("no member can be reached: {}", .0.join("; "))]
     Unreachable(Vec<String>),
-    /// Whoever was asked can't serve now; nothing has changed.
+    /// The member asked can't serve now; nothing has changed.
     #[error("the cluster can't serve this now: {text}")]
     Unavailable {
-        /// In the server's words, or why it was silent.
+        /// Text of the server, or why no answer came.
         text: String,
     },
-    /// The cluster said no, and nothing has changed.
+    /// The cluster refused the request; nothing has changed.
     #[error("refused: {text}")]
     Refused {
-        /// gRPC's code.
+        /// gRPC status code.
         code: Code,
-        /// The server's words.
+        /// Text of the server.
         text: String,
     },
-    /// The cluster has carried out a request with this operation id before.
+    /// The cluster carried out a request with this operation id before.
     #[error("the cluster has done this already: {text}")]
     CarriedOut {
-        /// The configuration that it made.
+        /// The configuration that the request made.
         at: Option<u64>,
-        /// The server's words.
+        /// Text of the server.
         text: String,
     },
-    /// The members are others than when the change was planned.
+    /// The members have changed since the change was planned.
     #[error("the plan is stale: {text}")]
     Stale {
-        /// The configuration now.
+        /// The current configuration.
         now: Option<u64>,
-        /// The server's words.
+        /// Text of the server.
         text: String,
     },
-    /// It was asked and the answer is lost, or the server itself doesn't know: it may have been
-    /// done. Never ask again before the list of members has been read.
+    /// The answer is lost, or the server itself doesn't know: the change may have been made. Read
+    /// the list of members before sending it again.
     #[error(
         "{what}: it may have been done, since the answer was lost ({text}); the list of members shows whether"
     )]
     Ambiguous {
-        /// What was asked for.
+        /// Name of the request.
         what: &'static str,
         /// How the answer was lost.
         text: String,
@@ -60,34 +60,35 @@ pub(crate) enum ClusterError {
 }
 
 impl ClusterError {
-    /// Whether it may have been done.
+    /// Returns whether the change may have been made.
     pub(crate) fn is_ambiguous(&self) -> bool {
         matches!(self, Self::Ambiguous { .. })
     }
 
-    /// Whether nobody could serve it: it may help to ask again.
+    /// Returns whether no member could serve the request, so that a retry may help.
     pub(crate) fn is_silence(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::Unavailable { .. })
     }
 
-    /// Whether another member may answer what this one did not.
+    /// Returns whether another member may answer the request that this one did not serve.
     pub(super) fn may_be_asked_elsewhere(&self) -> bool {
         match self {
             Self::Unavailable { .. } => true,
-            // A learner, or one that was removed, speaks for itself alone.
+            // This refusal of a learner, or of a removed member, holds for that member only.
             Self::Refused { text, .. } => text.contains("not supported for learner"),
             _ => false,
         }
     }
 
-    /// What the status means that a server, or the way to it, gave a request for `what`.
+    /// Converts a gRPC status from the server or the connection. `what` names the request;
+    /// `is_change` tells whether it changes the cluster.
     pub(super) fn of(status: &Status, what: &'static str, is_change: bool) -> Self {
         let text = status.message().to_owned();
         let lost = || {
             let text = if text.is_empty() { format!("{:?}", status.code()) } else { text.clone() };
             if is_change { Self::Ambiguous { what, text } } else { Self::Unavailable { text } }
         };
-        // A status that was made on this side tells of the connection.
+        // A status with a source was made by the client library: the connection failed.
         if std::error::Error::source(status).is_some() {
             return lost();
         }
@@ -107,7 +108,7 @@ impl ClusterError {
             | Code::Unimplemented
             | Code::ResourceExhausted
             | Code::DataLoss) => Self::Refused { code, text },
-            // Stock etcd sends some of its refusals under these two.
+            // Stock etcd sends some of its refusals with these two codes.
             code @ (Code::Unknown | Code::Unavailable) => match text.as_str() {
                 "etcdserver: unhealthy cluster"
                 | "etcdserver: re-configuration failed due to not enough started members"
@@ -122,7 +123,7 @@ impl ClusterError {
         }
     }
 
-    /// No answer came within `limit`.
+    /// Makes the error of a request without an answer within `limit`.
     pub(super) fn late(what: &'static str, is_change: bool, limit: Duration) -> Self {
         let text = format!("no answer within {} s", limit.as_secs());
         if is_change { Self::Ambiguous { what, text } } else { Self::Unavailable { text } }

@@ -1,9 +1,9 @@
-//! Which Raft cluster a commit document makes.
+//! The Raft cluster that a commit document makes.
 
 use discovery_types::document::VerifiedDocument;
 use discovery_types::raft_id;
 
-/// The id of the cluster that was founded on `document`.
+/// Returns the Raft cluster id of the cluster that was founded with `document`.
 pub(crate) fn founded(document: &VerifiedDocument) -> u64 {
     let h = document.hash();
     let records = document.records().iter();

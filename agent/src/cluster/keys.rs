@@ -1,4 +1,4 @@
-//! Single keys in a cluster's own store.
+//! Reads and writes single keys in a cluster's own store.
 
 use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use node_proto::etcdserverpb::kv_client::KvClient;
@@ -8,24 +8,24 @@ use node_proto::etcdserverpb::{
 
 use super::{Answer, Cluster, ClusterError, Kind};
 
-/// A key as it stands.
+/// A key's value and revision when it was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stored {
-    /// Its value; nothing if there is no such key.
+    /// The key's value; `None` if there is no such key.
     pub value: Option<Vec<u8>>,
-    /// The revision that wrote it; 0 if there is no such key.
+    /// The revision that wrote the key; 0 if there is no such key.
     mod_revision: i64,
 }
 
 impl Stored {
-    /// The revision that wrote it; 0 if there is no such key.
+    /// Returns the revision that wrote the key; 0 if there is no such key.
     pub(crate) fn revision(&self) -> i64 {
         self.mod_revision
     }
 }
 
 impl Cluster {
-    /// Reads a key, linearizably.
+    /// Reads a key linearizably.
     pub(crate) async fn read(&self, key: &str) -> Result<Stored, ClusterError> {
         let request = RangeRequest { key: key.as_bytes().to_vec().into(), ..Default::default() };
         self.ask(Kind::Read("range"), async |channel| {
@@ -34,7 +34,7 @@ impl Cluster {
         .await
     }
 
-    /// Writes a key that still stands as it was read; false if it has changed since.
+    /// Writes a key if it is unchanged since `read`. Returns false if it has changed.
     pub(crate) async fn replace(
         &self,
         key: &str,

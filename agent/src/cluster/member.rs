@@ -1,4 +1,4 @@
-//! What a cluster says of itself.
+//! Members and node status, as a cluster reports them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use discovery_types::text::printable;
 use node_proto::etcdserverpb as pb;
 use serde::{Serialize, Serializer};
 
-/// A member's id: hexadecimal wherever people see it.
+/// A member's id, shown in hexadecimal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct MemberId(pub u64);
 
@@ -31,29 +31,29 @@ impl Serialize for MemberId {
     }
 }
 
-/// One member, as the cluster lists it.
+/// A member, as the cluster lists it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Member {
-    /// Its id.
     pub id: MemberId,
-    /// Its name; empty until it has started.
+    /// The member's name; empty until it has started.
     pub name: String,
-    /// Where its peers reach it.
+    /// URLs at which the other members reach this one.
     pub peer_urls: Vec<String>,
-    /// Where clients reach it; empty until it has started.
+    /// URLs at which clients reach this member; empty until it has started.
     pub client_urls: Vec<String>,
-    /// It receives, and has no vote.
+    /// Whether the member replicates the log without a vote.
     pub is_learner: bool,
 }
 
 impl Member {
-    /// Whether it has ever run: it says its name when it does.
+    /// Returns whether the member has ever run. A member publishes its name when it starts.
     pub(crate) fn is_started(&self) -> bool {
         !self.name.is_empty()
     }
 }
 
-/// A member says its name and its URLs itself, and people will read them.
+/// Names and URLs come from the members themselves, so control characters are replaced before
+/// people see them.
 impl From<pb::Member> for Member {
     fn from(member: pb::Member) -> Self {
         let shown = |text: &String| printable(text).into_owned();
@@ -67,45 +67,45 @@ impl From<pb::Member> for Member {
     }
 }
 
-/// All members, at one configuration.
+/// All members at one configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Members {
-    /// Which cluster.
+    /// The Raft cluster's id.
     pub cluster_id: u64,
-    /// The configuration that they are, by the entry that made it; `None` from stock etcd.
+    /// Index of the log entry that made this configuration; `None` from stock etcd.
     pub configuration: Option<u64>,
-    /// They, by id.
+    /// Members, ordered by id.
     pub list: Vec<Member>,
 }
 
 impl Members {
-    /// The member of this id.
+    /// Returns the member with this id.
     pub(crate) fn of_id(&self, id: MemberId) -> Option<&Member> {
         self.list.iter().find(|member| member.id == id)
     }
 
-    /// The member that is reached at any of these.
+    /// Returns the member with any of these peer URLs.
     pub(crate) fn of_peer_urls(&self, urls: &[String]) -> Option<&Member> {
         self.list.iter().find(|member| member.peer_urls.iter().any(|url| urls.contains(url)))
     }
 }
 
-/// What a node says of itself.
+/// A node's answer to a status request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeStatus {
-    /// Which cluster.
+    /// The Raft cluster's id.
     pub cluster_id: u64,
-    /// Which member answered.
+    /// The member that answered.
     pub member_id: MemberId,
-    /// Who leads, as far as it knows.
+    /// The leader, as far as this member knows.
     pub leader: Option<MemberId>,
-    /// Its term.
+    /// The member's current term.
     pub raft_term: u64,
-    /// The last entry that it knows to be committed.
+    /// Highest index that the member knows to be committed.
     pub raft_index: u64,
-    /// The last entry that it has applied.
+    /// Highest index that the member has applied.
     pub applied_index: u64,
-    /// Its version of etcd's API.
+    /// The member's version of etcd's API.
     pub version: String,
 }
 

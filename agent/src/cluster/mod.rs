@@ -1,12 +1,12 @@
-//! The Cluster API, as a client: who the members are, and changes of them.
+//! Client of the Cluster API: lists a cluster's members and changes them.
 //!
-//! Every change of a cluster's members goes through here, and from here through the cluster's own
-//! consensus; there is no other way. A request is sent once. Whether it was refused, could not be
-//! sent, or may have been carried out is what [`ClusterError`] tells apart; who asks again after the
-//! last of these reads the list first. Every wait has a name.
+//! Every change of a cluster's members goes through this module, and from here through the
+//! cluster's own consensus. A request is sent once. [`ClusterError`] tells whether it was refused,
+//! could not be sent, or may have been carried out. In the last case the caller must read the list
+//! of members before trying again. Every wait has a named limit.
 //!
-//! With `muster-node` a change can carry an operation id, by which it is carried out at most once,
-//! and the configuration that it was planned on, on any other than which it is refused. Stock etcd
+//! With `muster-node` a change can carry two things. By its operation id, it is carried out at most
+//! once. By the configuration that it was planned for, it is refused on any other. Stock etcd
 //! ignores both.
 
 mod change;
@@ -37,30 +37,30 @@ pub(crate) use self::member::{Member, MemberId, Members, NodeStatus};
 use crate::door::Door;
 use crate::exit::chain;
 
-/// The longest that a question may take.
+/// The longest that a read may take.
 const READ_DEADLINE: Duration = Duration::from_secs(5);
-/// The longest that a status may take: every member can give its own at once.
+/// The longest that a status request may take: a member answers it without the others.
 const STATUS_DEADLINE: Duration = Duration::from_secs(3);
-/// The longest that a change may take: longer than the server itself tries.
+/// The longest that a change may take; longer than the server itself tries.
 const CHANGE_DEADLINE: Duration = Duration::from_secs(15);
 
-/// The configuration, in answers.
+/// gRPC metadata key of the configuration in answers.
 const CONFIGURATION: &str = "muster-configuration";
 
-/// A cluster, by the ways to its members.
+/// A client of a cluster, with the doors to its members.
 #[derive(Clone, Debug)]
 pub(crate) struct Cluster {
     doors: Vec<Door>,
 }
 
 impl Cluster {
-    /// Asks at these doors, the first that opens.
+    /// Makes a client that tries these doors in order and uses the first that can be connected to.
     pub(crate) fn new(doors: Vec<Door>) -> Self {
         Self { doors }
     }
 
-    /// The same cluster, by these members' client URLs as well, where the doors that it was given
-    /// stay shut: the member behind them may be the one that goes.
+    /// Returns a client that also tries these members' client URLs if the given doors fail. The
+    /// member behind a given door may be the one to be removed.
     pub(crate) fn reaching(&self, members: &Members) -> Self {
         let mut doors = self.doors.clone();
         for url in members.list.iter().flat_map(|member| &member.client_urls) {
@@ -70,7 +70,7 @@ impl Cluster {
         Self { doors }
     }
 
-    /// The same cluster, reached through the doors of `other` as well.
+    /// Returns a client that also tries the doors of `other`.
     pub(crate) fn joined(&self, other: &Self) -> Self {
         let mut joined = self.clone();
         for door in &other.doors {
@@ -85,7 +85,7 @@ impl Cluster {
         self.doors.iter().any(|own| own.to_string() == door.to_string())
     }
 
-    /// The members, as the cluster knows them for certain.
+    /// Returns the members by a linearizable read.
     pub(crate) async fn list(&self) -> Result<Members, ClusterError> {
         self.ask(Kind::Read("member list"), async |channel| {
             let mut cluster = ClusterClient::new(channel.clone());
@@ -95,7 +95,8 @@ impl Cluster {
         .await
     }
 
-    /// The members as whoever answers remembers them, though nobody lead.
+    /// Returns the members as the answering member knows them. This needs no leader, and may be
+    /// outdated.
     pub(crate) async fn remembered(&self) -> Result<Members, ClusterError> {
         self.ask(Kind::Read("member list"), async |channel| {
             let request = MemberListRequest { linearizable: false };
@@ -104,7 +105,7 @@ impl Cluster {
         .await
     }
 
-    /// Sends a change, once.
+    /// Sends a change once.
     async fn send(&self, change: &Change, carrying: &Carrying) -> Result<Members, ClusterError> {
         let kind = Kind::Change(change.what());
         let metadata = carrying.metadata();
@@ -144,12 +145,12 @@ impl Cluster {
         }
     }
 
-    /// What the first member says that answers.
+    /// Returns the status of the first member that answers.
     pub(crate) async fn status(&self) -> Result<NodeStatus, ClusterError> {
         self.ask(Kind::Status, async |channel| status(channel).await).await
     }
 
-    /// What this member says of itself, asked where it says that clients reach it.
+    /// Returns this member's status, asked at its own client URLs.
     pub(crate) async fn status_of(&self, member: &Member) -> Result<NodeStatus, ClusterError> {
         let status = self.at(member)?.status().await?;
         if status.member_id == member.id {
@@ -159,7 +160,7 @@ impl Cluster {
         Err(ClusterError::Unavailable { text })
     }
 
-    /// Makes `to` the leader. Only the leader itself can, and so it is asked.
+    /// Makes `to` the leader. The request is sent to `leader`, since only the leader can hand over.
     pub(crate) async fn move_leader(
         &self,
         leader: &Member,
@@ -173,8 +174,8 @@ impl Cluster {
             .await
     }
 
-    /// The same cluster, by one member's own client URLs. This host's own node is asked at its own
-    /// door, which may be open where its URL leads elsewhere.
+    /// Returns a client that asks only this member, at its own client URLs. For this host's own
+    /// node keep the given door: its URL may lead elsewhere.
     pub(crate) fn at(&self, member: &Member) -> Result<Self, ClusterError> {
         let identity = self.doors.iter().find_map(Door::identity);
         let (mut doors, mut refused) = (Vec::new(), None);
@@ -190,8 +191,8 @@ impl Cluster {
         }
     }
 
-    /// Sends a request over the first connection that there is. Another member is asked only if it
-    /// is certain that this one did nothing.
+    /// Sends a request over the first connection that can be made. Another member is tried only if
+    /// it is certain that this one did nothing.
     async fn ask<A, T: From<Answer<A>>>(
         &self,
         kind: Kind,
@@ -222,12 +223,12 @@ impl Cluster {
     }
 }
 
-/// What the node at this door says of itself.
+/// Returns the status of the node behind this door.
 pub(crate) async fn status_at(door: &Door) -> Result<NodeStatus, ClusterError> {
     Cluster::new(vec![door.clone()]).status().await
 }
 
-/// What is asked for, and so how long it may take.
+/// Kind of a request, which determines its deadline.
 #[derive(Clone, Copy)]
 enum Kind {
     Read(&'static str),
@@ -255,8 +256,8 @@ async fn status(channel: Channel) -> Result<Response<pb::StatusResponse>, Status
     MaintenanceClient::new(channel).status(StatusRequest::default()).await
 }
 
-/// etcd before 3.5 lists the members as the one that is asked happens to know them: it is made to
-/// catch up by a linearizable read first.
+/// Makes a member of etcd before 3.5 catch up by a linearizable read. Such a member lists the
+/// members as it happens to know them.
 async fn wait_for_old(channel: Channel) -> Result<(), Status> {
     let version = status(channel.clone()).await?.into_inner().version;
     if ["3.2.", "3.3.", "3.4."].iter().any(|old| version.starts_with(old)) {
@@ -267,7 +268,7 @@ async fn wait_for_old(channel: Channel) -> Result<(), Status> {
     Ok(())
 }
 
-/// An answer, and the configuration that came with it.
+/// An answer and the configuration in its metadata.
 struct Answer<T> {
     configuration: Option<u64>,
     message: T,

@@ -1,4 +1,4 @@
-//! A machine for tests: says what it is told to say.
+//! A machine for tests, with given answers.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -6,14 +6,14 @@ use std::net::{IpAddr, SocketAddr};
 use super::Host;
 use discovery_formation::Machine;
 
-/// A machine that exists on paper.
+/// A machine with given answers.
 #[derive(Clone, Debug)]
 pub(crate) struct FakeHost {
-    /// What `facts` answers.
+    /// The answer of `facts`.
     pub facts: Machine,
-    /// What `route_to` answers, and the only one of `addresses`.
+    /// The answer of `route_to`, and the only address in `addresses`.
     pub address: IpAddr,
-    /// What can't be bound.
+    /// Addresses that can't be bound.
     pub taken: Vec<SocketAddr>,
 }
 

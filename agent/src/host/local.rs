@@ -1,4 +1,4 @@
-//! The machine that this process runs on.
+//! The machine on which this process runs.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
@@ -9,10 +9,10 @@ use discovery_formation::Machine;
 
 use crate::machine;
 
-/// This machine.
+/// The real implementation of `Host`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LocalHost {
-    /// Takes the place of the system's machine facts.
+    /// File that replaces the system's machine facts.
     pub machine_id_file: Option<PathBuf>,
 }
 
@@ -26,7 +26,7 @@ impl Host for LocalHost {
     }
 
     fn route_to(&self, peer: SocketAddr) -> io::Result<IpAddr> {
-        // Connecting a datagram socket sends nothing: the kernel only picks the route.
+        // Connecting a UDP socket sends nothing: the kernel only picks the route.
         let any: SocketAddr = match peer {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -55,8 +55,8 @@ impl Host for LocalHost {
     }
 }
 
-/// The local IPv4 addresses in `/proc/net/fib_trie`: each leaf `|-- ADDRESS` that is followed by
-/// `/32 host LOCAL`.
+/// Parses the local IPv4 addresses in `/proc/net/fib_trie`: each leaf `|-- ADDRESS` that is
+/// followed by `/32 host LOCAL`.
 fn parse_fib_trie(text: &str) -> Vec<Ipv4Addr> {
     let mut found = Vec::new();
     let mut leaf = None;
@@ -74,7 +74,8 @@ fn parse_fib_trie(text: &str) -> Vec<Ipv4Addr> {
     found
 }
 
-/// The IPv6 addresses in `/proc/net/if_inet6`, without link-local ones, which can't be advertised.
+/// Parses the IPv6 addresses in `/proc/net/if_inet6`. Link-local ones are left out, since they
+/// can't be advertised.
 fn parse_if_inet6(text: &str) -> Vec<Ipv6Addr> {
     text.lines()
         .filter_map(|line| line.split_whitespace().next())

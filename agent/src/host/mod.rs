@@ -1,5 +1,5 @@
-//! The host behind one small trait: what the agent asks of the machine that it runs on, apart
-//! from files under its own data directory. One implementation is real, one is for tests.
+//! The machine behind one small trait: everything that the agent needs of it, apart from files in
+//! the data directory. There is a real implementation and one for tests.
 
 #[cfg(test)]
 pub(crate) mod fake;
@@ -10,19 +10,19 @@ use std::net::{IpAddr, SocketAddr};
 
 use discovery_formation::Machine;
 
-/// What the agent asks of its machine.
+/// Everything that the agent needs of its machine.
 pub(crate) trait Host: Send + Sync + 'static {
-    /// What makes it this machine.
+    /// Returns the facts that identify the machine.
     fn facts(&self) -> io::Result<Machine>;
-    /// Its name, for a default.
+    /// Returns the host's name, the basis of the default member name.
     fn name(&self) -> String;
-    /// The local address that packets to `peer` leave from.
+    /// Returns the local address from which packets to `peer` leave.
     fn route_to(&self, peer: SocketAddr) -> io::Result<IpAddr>;
-    /// All of its addresses, loopback last.
+    /// Returns all addresses of the host, loopback last.
     fn addresses(&self) -> Vec<IpAddr>;
-    /// Whether `at` can be listened on just now.
+    /// Checks whether `at` can be listened on now.
     fn test_bind(&self, at: SocketAddr) -> io::Result<()>;
-    /// The wall clock: for names, log lines and the comparison of clocks, never for a decision
-    /// about order.
+    /// Returns the wall-clock time. It is for names, log lines and the comparison of clocks, never
+    /// for a decision about order.
     fn now(&self) -> jiff::Timestamp;
 }

@@ -1,12 +1,12 @@
-//! Old state is put aside under a name with the time in it, never deleted.
+//! Moves old state aside, into a directory named by the time. Nothing is deleted.
 
 use std::path::{Path, PathBuf};
 
 use super::{Layout, StateError};
 
-/// Moves `which` (names directly under the data directory) into a fresh `quarantine-<time>` folder
-/// there, durably, and says where. Names that don't exist are skipped; nothing is moved and no
-/// folder is made if none exists.
+/// Moves `which` (names directly under the data directory) into a new `quarantine-<time>` directory
+/// there, durably. Returns its path. Names that don't exist are skipped. `None` if none of them
+/// exists; no directory is made then.
 pub fn put_aside(
     layout: &Layout,
     which: &[&str],
@@ -18,7 +18,7 @@ pub fn put_aside(
         return Ok(None);
     }
     let target = fresh_folder(layout.root(), now)?;
-    // The reason first: a crash half way leaves a folder that says what it is.
+    // Written first, so that a crash halfway leaves a directory that explains itself.
     muster_files::data::replace(&target.join("reason.txt"), format!("{reason}\n").as_bytes())?;
     for name in present {
         muster_files::data::rename(&layout.root().join(name), &target.join(name))?;

@@ -1,9 +1,8 @@
-//! The journal: what this agent must never forget, in one file that is replaced whole.
+//! The journal: everything that this agent must never forget. One file, replaced as a whole.
 //!
-//! The protocol's machine says what has to be durable and when; this module keeps it together with
-//! what can be verified again from it: signed texts are stored as they were received, and reading
-//! the journal verifies them again. The private keys lie beside it, so that a journal can be shown
-//! to somebody who helps.
+//! The protocol's state machine determines what has to be durable and when. This module stores it
+//! with the signed texts, unchanged as received; reading the journal verifies them again. The
+//! private keys are in other files, so that a journal can be shown to somebody who helps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,65 +30,64 @@ use super::{Layout, StateError};
 use crate::addressing::{Addresses, Listen};
 use crate::cluster::founded;
 
-/// The layout of the file.
+/// Version of the file's format.
 const VERSION: u64 = 1;
 
-/// Which cluster this agent joins, and where: the bundle without its secret.
+/// The cluster that this agent joins, and how to reach its service: the bundle without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
-    /// Where the service is.
+    /// URLs of the discovery service.
     pub urls: Vec<ServiceUrl>,
-    /// SHA-256 of its TLS key.
+    /// SHA-256 of the service's TLS key.
     pub pins: Vec<Digest>,
-    /// The cluster.
+    /// The cluster's id at discovery.
     pub cluster: Uuid,
-    /// The statement that trust starts at.
+    /// Hash of the statement at which the chain's verification begins.
     pub statement: Digest,
-    /// As what: one that begins with it, or one that comes later.
+    /// Kind of the bundle's token: for a founder (boot) or for a later member (join).
     #[serde(default = "boot")]
     pub kind: TokenKind,
 }
 
-/// Journals from before there were tickets.
+/// Default for journals older than join tickets.
 fn boot() -> TokenKind {
     TokenKind::Boot
 }
 
-/// What goes with the machine's journal: received texts, and choices of the first start.
+/// Everything in the journal beside the state machine's own part: received texts, and choices of
+/// the first start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keepsakes {
-    /// Which cluster this agent joins.
     pub join: Option<Join>,
-    /// Where the node listens, from its first start on.
+    /// The node's listen addresses since its first start.
     pub listen: Option<Listen>,
-    /// Where this member is instead, if it has moved since.
+    /// The member's current addresses, if it has moved since.
     #[serde(default)]
     pub moved: Option<Addresses>,
     /// The longest statement chain that was verified.
     pub statements: Vec<Jws>,
-    /// The member's certificates.
     pub leaves: Option<Leaves>,
-    /// What is known of the removal of this incarnation, once it was removed.
+    /// The tombstone of this incarnation, once it was removed.
     #[serde(default)]
     pub removed: Option<Tombstone>,
-    /// That the cluster's data goes on as another cluster, each time that it did.
+    /// Chain of the recovery statements, one for each recovery of this cluster.
     #[serde(default)]
     pub recoveries: Vec<Jws>,
-    /// Of a member that was added to a cluster that ran: what its node starts from.
+    /// The facts with which the node of a later member starts; `None` for a founder.
     #[serde(default)]
     pub admission: Option<Admission>,
 }
 
-/// What an agent has asked the cluster that its host joined.
+/// Facts that the agent of a later member read from the cluster itself when that had added its
+/// host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admission {
-    /// This member's id.
     pub member: MemberId,
-    /// The members at that time, itself among them: with whom its node begins.
+    /// The members at that time, this one included: the initial list of its node.
     pub members: Vec<InitialMember>,
-    /// Where clients reached them.
+    /// Client URLs of those members.
     pub client_urls: Vec<String>,
-    /// The document that the cluster was founded on.
+    /// The document with which the cluster was founded.
     pub document: Jws,
 }
 
@@ -132,22 +130,22 @@ enum StartFile {
     Ran,
 }
 
-/// A journal as it was read: all of its signatures hold.
+/// A journal read from disk, with all its signatures verified.
 #[derive(Debug)]
 pub struct Loaded {
-    /// The machine's part.
+    /// The state machine's part.
     pub journal: Journal,
-    /// The rest.
+    /// The other facts.
     pub keepsakes: Keepsakes,
-    /// The held document, or the one of the cluster that added this host, verified.
+    /// The document this agent holds, or that of the cluster that added this host; verified.
     pub document: Option<VerifiedDocument>,
-    /// What the cluster goes on as, verified.
+    /// The verified chain of recovery statements.
     pub recoveries: Recoveries,
 }
 
 impl Loaded {
-    /// The journal as it counts for the node's directory: after a recovery, only the data of the new
-    /// incarnation is this host's.
+    /// Returns the journal for judging the node's directory. After a recovery, only data of the new
+    /// incarnation belongs to this host.
     pub fn for_directory(&self) -> Journal {
         let recovered = own_recovery(&self.recoveries, &convert::public_key(self.journal.key));
         let incarnation = recovered.map(|recovery| convert::incarnation(&recovery.is.incarnation));
@@ -155,7 +153,8 @@ impl Loaded {
         Journal { incarnation, ..self.journal.clone() }
     }
 
-    /// Where clients reached the members of this host's cluster when it joined or founded it.
+    /// Returns client URLs of the cluster's members, from the time when this host joined or founded
+    /// it.
     pub(crate) fn client_urls(&self) -> Vec<String> {
         let joined = self.keepsakes.admission.iter().flat_map(|known| known.client_urls.clone());
         let records = self.document.iter().flat_map(VerifiedDocument::records);
@@ -164,13 +163,14 @@ impl Loaded {
     }
 }
 
-/// The recovery that made the member of the host with this key out of its earlier one.
+/// Returns the newest recovery, if the agent with this key made it: it gave that host's member a
+/// new identity.
 pub fn own_recovery<'a>(all: &'a Recoveries, own: &PublicKey) -> Option<&'a Recovery> {
     all.newest().filter(|recovery| recovery.agent == *own)
 }
 
-/// Makes an agent's private key durable before anything names it, and a first journal after that.
-/// A key that a crash left alone was never shown to anybody and is replaced.
+/// Generates the agent's private key and makes it durable, then writes the first journal. A key
+/// without a journal, left by a crash, was never shown to anybody and is replaced.
 pub fn begin(
     layout: &Layout,
     machine: formation::Machine,
@@ -184,7 +184,6 @@ pub fn begin(
     Ok((key, journal, keepsakes))
 }
 
-/// Makes the journal durable.
 pub fn write(layout: &Layout, journal: &Journal, keepsakes: &Keepsakes) -> Result<(), StateError> {
     let file = File {
         version: VERSION,
@@ -212,7 +211,7 @@ fn received(text: &str) -> Jws {
     text.parse().expect("it was read from such a text")
 }
 
-/// The two signed texts of a record.
+/// Returns a record's two signed texts.
 pub fn signed_record(record: &formation::Record) -> SignedRecord {
     SignedRecord { record: received(&record.jws), endorsement: received(&record.token_jws) }
 }
@@ -227,11 +226,11 @@ fn bound_file(epoch: u64, bound: &Bound) -> BoundFile {
     BoundFile { epoch, h: convert::digest(bound.h), members }
 }
 
-/// Reads the journal and verifies it again; nothing if there is none.
+/// Reads the journal and verifies its signatures again; `None` if there is no journal.
 ///
 /// # Errors
-/// A journal that is damaged, or whose private key isn't there, is never treated as missing: that
-/// would make a second member of this host.
+/// A damaged journal, or one without its private key, is an error and never treated as missing.
+/// Otherwise this host could become a second member.
 pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError> {
     let path = layout.journal();
     let Some(bytes) = super::read(&path)? else { return Ok(None) };
@@ -273,7 +272,8 @@ pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError>
     Ok(Some((key, Loaded { journal, keepsakes: file.keepsakes, document, recoveries })))
 }
 
-/// What the journal says of a removal, if there was one, without asking for anything else in it.
+/// Returns the tombstone in the journal, if the member was removed. Reads nothing else of the
+/// journal, so damage elsewhere doesn't matter.
 pub fn removal(layout: &Layout) -> Result<Option<Tombstone>, StateError> {
     #[derive(Deserialize)]
     struct Removal {

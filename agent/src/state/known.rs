@@ -1,16 +1,16 @@
-//! The list of members that the cluster confirmed last, for a later search for the cluster.
+//! The last list of members that the cluster confirmed, for finding the cluster later.
 //!
-//! The founders may all have been replaced, and this host may have moved since it joined: then neither
-//! its journal nor its own node leads to the cluster, and this file does. The file is a hint. Whoever
-//! answers at these addresses has to prove by its certificate that it belongs to the cluster, so a file
-//! that is missing, damaged or of a newer version only makes the search longer.
+//! All founders may have been replaced, and this host may have moved since it joined. Then neither
+//! its journal nor its own node leads to the cluster, but this file does. The file is only a hint.
+//! A server at one of its addresses has to prove by its certificate that it belongs to the cluster.
+//! So a file that is missing, damaged or of a newer version only makes the search longer.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Layout, StateError};
 use crate::cluster::{Member, MemberId};
 
-/// The layout of the file.
+/// Version of the file's format.
 const VERSION: u64 = 1;
 
 #[derive(Serialize, Deserialize)]
@@ -19,10 +19,10 @@ struct File {
     members: Vec<Entry>,
 }
 
-/// A member, as the cluster listed it.
+/// A member as the cluster listed it.
 #[derive(Serialize, Deserialize)]
 struct Entry {
-    /// Hexadecimal.
+    /// The member's id in hexadecimal.
     id: String,
     name: String,
     peer_urls: Vec<String>,
@@ -44,14 +44,14 @@ impl Entry {
     }
 }
 
-/// Makes the list durable.
+/// Writes the list durably.
 pub(crate) fn write(layout: &Layout, members: &[Member]) -> Result<(), StateError> {
     let file = File { version: VERSION, members: members.iter().map(Entry::from).collect() };
     let text = serde_json::to_vec_pretty(&file).expect("plain structs always serialise");
     Ok(muster_files::replace(&layout.known_members(), &text)?)
 }
 
-/// The list as it was written last; empty if it can't be read.
+/// Returns the list written last; empty if it can't be read.
 pub(crate) fn read(layout: &Layout) -> Vec<Member> {
     let bytes = super::read(&layout.known_members()).ok().flatten();
     let file: Option<File> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());

@@ -1,4 +1,5 @@
-//! One agent per data directory: an advisory lock that dies with its holder.
+//! Advisory lock that admits one agent per data directory. The kernel releases it when its holder
+//! dies.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -9,30 +10,29 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::StateError;
 
-/// Why a lock was not taken.
+/// Why a lock was not acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process holds it.
+    /// Another process holds the lock.
     #[error("{} is held by {holder}", path.display())]
     Held {
-        /// The lock file.
         path: PathBuf,
-        /// What the holder wrote about itself.
+        /// The text that the holder wrote into the file.
         holder: String,
     },
-    /// The file can't be used.
+    /// The lock file can't be used.
     #[error(transparent)]
     State(#[from] StateError),
 }
 
-/// A held lock; dropping it, or dying, gives it back.
+/// A held lock. It is released when dropped, and when the process ends.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
 }
 
-/// Takes the lock at `path` for this process, without waiting, and writes `holder` into the file
-/// for whoever finds it taken.
+/// Takes the lock at `path` for this process, without waiting. Writes `holder` into the file, so
+/// that other processes can report who holds the lock.
 pub fn acquire(path: &Path, holder: &str) -> Result<Lock, LockError> {
     let mut file = open(path).map_err(StateError::from)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -47,13 +47,13 @@ pub fn acquire(path: &Path, holder: &str) -> Result<Lock, LockError> {
         .and_then(|()| file.rewind())
         .and_then(|()| file.write_all(holder.as_bytes()));
     if let Err(error) = written {
-        // The name of the holder is a courtesy: a full disk must not keep a node from starting.
+        // The holder's name is for messages only: a full disk must not keep a node from starting.
         tracing::warn!(%error, "can't write who holds {}", path.display());
     }
     Ok(Lock { _file: file })
 }
 
-/// Who holds the lock at `path` just now; nobody, if it is free or was never taken.
+/// Returns the holder of the lock at `path`; `None` if the lock is free or was never taken.
 pub fn holder(path: &Path) -> Result<Option<String>, StateError> {
     let Some(mut file) = data::open_to_look(path)? else { return Ok(None) };
     match flock(&file, FlockOperation::NonBlockingLockShared) {
@@ -63,13 +63,13 @@ pub fn holder(path: &Path) -> Result<Option<String>, StateError> {
     }
 }
 
-/// Opens a lock's file, making it if need be.
+/// Opens a lock file, creating it if necessary.
 pub fn open(path: &Path) -> Result<File, muster_files::Error> {
     data::open(path, data::Open::ReadWriteOrNew)
 }
 
 fn read_holder(file: &mut File) -> String {
-    /// More than any holder writes.
+    /// Number of bytes read, which is more than any holder writes.
     const LIMIT: u64 = 256;
     let mut text = String::new();
     let read =

@@ -1,8 +1,8 @@
-//! What is on disk: where it lies, how it is written, who may write it.
+//! State on disk: its paths, its formats, and the lock for writing it.
 //!
-//! Everything of the agent's lies in `<data-dir>/agent/` (0700, also where others may write to the data
-//! directory), everything of the node's in
-//! `<data-dir>/node/`. One agent at a time holds the lock on the data directory.
+//! The agent's files are in `<data-dir>/agent/`, the node's in `<data-dir>/node/`. The former has
+//! mode 0700, even if other users may write to the data directory. One agent at a time holds the
+//! lock on the data directory.
 
 pub mod archive;
 pub mod journal;
@@ -24,28 +24,28 @@ const NODE_LOCK: &str = "node.lock";
 /// Why the state can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// The disk refused, and a restart may find it healthy; or it isn't ours to take.
+    /// A file operation failed, which a restart may overcome; or a file doesn't belong to this
+    /// program.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
-    /// The file is there and isn't what this program wrote. Never overwritten: a person looks.
+    /// The file exists but is not what this program wrote. It is never overwritten; a person has to
+    /// look.
     #[error("{} is damaged ({what}); it was left as it is", path.display())]
     Damaged {
-        /// Which file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the damage.
         what: String,
     },
-    /// A newer version of this program wrote it.
+    /// A newer version of this program wrote the file.
     #[error(
         "{} has version {found}, this program knows {known}: use the newer muster-agent",
         path.display()
     )]
     Newer {
-        /// Which file.
         path: PathBuf,
-        /// The version in it.
+        /// Version of the file's format.
         found: u64,
-        /// The newest one this program reads.
+        /// Newest version that this program reads.
         known: u64,
     },
 }
@@ -56,7 +56,7 @@ impl StateError {
         move |source| Self::Files(error(source))
     }
 
-    /// Whether a restart could help; otherwise a person has to look.
+    /// Returns whether a restart could help. Otherwise a person has to look.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Files(error) => !error.is_refusal(),
@@ -65,119 +65,119 @@ impl StateError {
     }
 }
 
-/// Where everything lies under one data directory.
+/// Paths of all files in a data directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     root: PathBuf,
 }
 
 impl Layout {
-    /// The layout under `root`, the agent's `--data-dir`. Absolute, because the node gets paths.
+    /// Returns the layout under `root`, the agent's `--data-dir`. Made absolute, because paths are
+    /// passed to the node.
     pub fn new(root: &Path) -> io::Result<Self> {
         Ok(Self { root: std::path::absolute(root)? })
     }
 
-    /// The layout under `root` for a look at it, by whatever links lead there.
+    /// Returns the layout under `root` for reading only. Links are followed.
     pub fn look(root: &Path) -> io::Result<Self> {
         root.canonicalize().map(|root| Self { root }).or_else(|_| Self::new(root))
     }
 
-    /// The data directory itself.
+    /// Returns the data directory itself.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The agent's own folder.
+    /// Returns the directory of the agent's own files.
     pub fn agent(&self) -> PathBuf {
         self.root.join(AGENT)
     }
 
-    /// The node's `--data-dir`.
+    /// Returns the node's `--data-dir`.
     pub fn node(&self) -> PathBuf {
         self.root.join(NODE)
     }
 
-    /// Locked for as long as an agent runs.
+    /// File that is locked while an agent runs.
     pub fn agent_lock(&self) -> PathBuf {
         self.root.join(AGENT_LOCK)
     }
 
-    /// Locked for as long as a launcher or a node runs: the node inherits the open file.
+    /// File that is locked while a launcher or a node runs. The node inherits the open file.
     pub fn node_lock(&self) -> PathBuf {
         self.root.join(NODE_LOCK)
     }
 
-    /// The journal.
     pub fn journal(&self) -> PathBuf {
         self.agent().join("journal.json")
     }
 
-    /// The agent's Ed25519 key, PKCS#8 PEM.
+    /// File with the agent's Ed25519 key, PKCS#8 PEM.
     pub fn agent_key(&self) -> PathBuf {
         self.agent().join("agent.key")
     }
 
-    /// What the agent is doing, for `status`.
+    /// File with the agent's state, for `status`.
     pub fn status(&self) -> PathBuf {
         self.agent().join("status.json")
     }
 
-    /// Who runs as the node.
+    /// File that identifies the node's process.
     pub fn pid_file(&self) -> PathBuf {
         self.agent().join("node.pid")
     }
 
-    /// The node's standard output and error.
+    /// File with the node's standard output and error.
     pub fn node_log(&self) -> PathBuf {
         self.agent().join("node.log")
     }
 
-    /// How far the node's log was passed on.
+    /// File with the position up to which the node's log was passed on.
     pub fn tail_position(&self) -> PathBuf {
         self.agent().join("node.log.position")
     }
 
-    /// The list for the node's `--muster-document`.
+    /// File with the list of members for the node's `--muster-document`.
     pub fn member_document(&self) -> PathBuf {
         self.agent().join("members.json")
     }
 
-    /// The list of members that the cluster confirmed last.
+    /// File with the list of members that the cluster confirmed last.
     pub fn known_members(&self) -> PathBuf {
         self.agent().join("known-members.json")
     }
 
-    /// Certificates and the node's key.
+    /// Directory of the certificates and the node's key.
     pub fn tls(&self) -> PathBuf {
         self.agent().join("tls")
     }
 
-    /// The node's P-256 key.
+    /// File with the node's P-256 key.
     pub fn node_key(&self) -> PathBuf {
         self.tls().join("node.key")
     }
 
-    /// Makes the folders, 0700, durably, and returns the layout by its path without links.
+    /// Makes the directories durably, with mode 0700. Returns the layout by its path without links.
     ///
     /// # Errors
-    /// Refuses as [`Layout::own`] does.
+    /// Refuses what [`Layout::own`] refuses.
     pub fn create(&self) -> Result<Self, StateError> {
         let owned = self.own()?;
         for folder in [&owned.agent(), &owned.tls()] {
             data::make_folder(folder)?;
         }
-        // One that an earlier start has made may not be durable yet: it was killed before its sync.
+        // An earlier start may have made the directories and been killed before it synced them.
         data::sync(&owned.root)?;
         data::sync(&owned.agent())?;
         Ok(owned)
     }
 
-    /// Takes the data directory, which may be a volume that others may write as well, for a command
-    /// that changes the state. Returns the layout by its path without links.
+    /// Claims the data directory for a command that changes the state. It may be a volume that
+    /// others can write to. Returns the layout by its path without links.
     ///
     /// # Errors
-    /// Refuses what another user may have prepared in it, and state that stays open to others: keys
-    /// lie there.
+    /// Fails if another user may have prepared the content, or if state can't be closed to other
+    /// users: it includes keys.
     pub fn own(&self) -> Result<Self, StateError> {
         let found = muster_files::data_folder(&self.root)?;
         let owned = Self { root: found.path };
@@ -191,12 +191,13 @@ impl Layout {
         if let Some(path) = data::check(&owned.root, is_ours)? {
             return Err(muster_files::Error::StaysOpen(path).into());
         }
-        // No key lies there, and the node says what it can't close to others.
+        // The node's directory holds no key, and the node itself reports what it can't close to
+        // others.
         data::check(&owned.root, |name| name == NODE)?;
         Ok(owned)
     }
 
-    /// Removes what writers that were killed have left. For whom holds the agent's lock.
+    /// Removes temporary files of killed writers. The caller must hold the agent's lock.
     pub fn sweep(&self) -> Result<(), StateError> {
         for folder in [&self.agent(), &self.tls()] {
             data::sweep(folder)?;
@@ -205,10 +206,10 @@ impl Layout {
     }
 }
 
-/// More than any of these files holds.
+/// Maximum size in bytes of a file read here; none of them grows so large.
 const LARGEST_FILE: u64 = 16 << 20;
 
-/// The content of a file of the state's, or nothing if there is no such file.
+/// Reads a file of the state; `None` if it doesn't exist.
 pub fn read(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
     Ok(data::read(path, LARGEST_FILE)?)
 }

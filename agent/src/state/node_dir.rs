@@ -1,4 +1,4 @@
-//! What the node's directory says: blank, ours, with a log, or somebody else's.
+//! Classifies the node's directory: blank, this member's, with a log, or foreign.
 
 use std::path::{Path, PathBuf};
 
@@ -8,14 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use super::StateError;
 
-/// In the node's directory once a new cluster was made of it.
+/// File in the node's directory after a new cluster was made from it.
 pub const FORCED: &str = "muster-forced.json";
 
-/// In it while one is made: nothing starts then.
+/// File in the node's directory while a new cluster is being made from it. No node starts then.
 pub const FORCING: &str = "muster-forcing.json";
 
-/// Looks at the node's directory. An unfinished marker, which a crash may leave behind, is not
-/// shown.
+/// Lists the node's directory. An unfinished marker, which a crash may leave behind, is left out.
 pub fn look(node: &Path) -> Result<Listing, StateError> {
     let mut found = Listing::default();
     let entries = match std::fs::read_dir(node) {
@@ -36,12 +35,12 @@ pub fn look(node: &Path) -> Result<Listing, StateError> {
     Ok(found)
 }
 
-/// Looks at the node's directory and says what kind it is.
+/// Lists the node's directory and returns its kind.
 pub fn classify(node: &Path) -> Result<Directory, StateError> {
     Ok(agent::classify(&Rules::ALL, &look(node)?))
 }
 
-/// Whether the node's own log is there under its final name.
+/// Returns whether the node's own log exists under its final name.
 pub fn has_log(node: &Path) -> bool {
     node.join("member/wal").is_dir()
 }
@@ -52,36 +51,38 @@ fn parse_marker(text: &str) -> Option<Incarnation> {
     u128::from_str_radix(text, 16).ok().filter(|_| valid).map(Incarnation)
 }
 
-/// Makes the directory, and the marker in it, durable.
+/// Creates the node's directory and its marker, durably.
 pub fn write_marker(node: &Path, incarnation: Incarnation) -> Result<(), StateError> {
     muster_files::data_folder(node)?;
     Ok(muster_files::data::replace(&node.join(MARKER), format!("{incarnation}\n").as_bytes())?)
 }
 
-/// What a node wrote when its cluster had removed it; for stock etcd, which writes none, the agent.
+/// Record of a member's removal, written by its node. Stock etcd writes none, so the agent writes
+/// it then.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tombstone {
-    /// Of this layout: 1.
+    /// Version of this format: 1.
     pub version: u32,
-    /// Which incarnation was removed.
+    /// The incarnation that was removed.
     #[serde(default)]
     pub incarnation: String,
-    /// Hex.
+    /// Member id, in hexadecimal.
     #[serde(default)]
     pub member_id: String,
-    /// Hex.
+    /// Raft cluster id, in hexadecimal.
     #[serde(default)]
     pub cluster_id: String,
-    /// When, RFC 3339.
+    /// Time of the removal, RFC 3339.
     #[serde(default)]
     pub at: String,
-    /// By whom, as far as the node knows.
+    /// How the node learned of the removal: `log` if it applied it, else the id of the peer that
+    /// reported it.
     #[serde(default)]
     pub by: String,
 }
 
 impl Tombstone {
-    /// One sentence for people.
+    /// Returns the removal in one sentence for people.
     pub fn sentence(&self) -> String {
         let part = |before: &str, value: &str| {
             if value.is_empty() { String::new() } else { format!("{before}{value}") }
@@ -96,15 +97,16 @@ impl Tombstone {
     }
 }
 
-/// The tombstone in the node's directory, if there is one. One that can't be read still counts as
-/// a tombstone: a damaged one must not bring a removed member back.
+/// Returns the tombstone in the node's directory, if there is one. An unreadable one still counts:
+/// a damaged tombstone must not bring a removed member back.
 pub fn tombstone(node: &Path) -> Result<Option<Tombstone>, StateError> {
     let path: PathBuf = node.join(TOMBSTONE);
     let Some(bytes) = super::read(&path)? else { return Ok(None) };
     Ok(Some(serde_json::from_slice(&bytes).unwrap_or_default()))
 }
 
-/// Writes a tombstone where no node has, durably: from then on nothing starts in this directory.
+/// Writes a tombstone durably, for a node that wrote none. From then on nothing starts in this
+/// directory.
 pub fn bury(node: &Path, tombstone: &Tombstone) -> Result<(), StateError> {
     let text = serde_json::to_vec_pretty(tombstone).expect("plain texts always serialise");
     Ok(muster_files::data::replace(&node.join(TOMBSTONE), &text)?)
