@@ -1,6 +1,7 @@
 //! `/metrics` for Prometheus and `/livez`, on an optional plain HTTP listener.
 //!
-//! One request per connection, bounded in size and time; everything else is 404.
+//! The listener serves one request per connection, bounded in size and time. Every other path gets
+//! a 404.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,9 +21,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::status::{Phase, Status};
 
-/// Requests served at one time; one more is closed.
+/// Maximum number of requests served at one time; further connections are closed.
 const CONNECTIONS: usize = 8;
-/// The longest request head that is read.
+/// Maximum length in bytes of a request's head.
 const HEAD_LIMIT: usize = 8 * 1024;
 /// The longest that a request may take.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -37,7 +38,7 @@ struct VersionLabel {
     version: &'static str,
 }
 
-/// The metrics' text for `status`.
+/// Returns the text of the metrics for `status`.
 pub(crate) fn render(status: &Status) -> String {
     let mut registry = Registry::with_prefix("muster_agent");
     let build = Family::<VersionLabel, Gauge>::default();
@@ -79,12 +80,11 @@ fn seconds(at: jiff::Timestamp) -> f64 {
     at.as_duration().as_secs_f64()
 }
 
-/// Binds the listener.
 pub(crate) async fn bind(at: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(at).await
 }
 
-/// Serves until cancelled.
+/// Serves requests until cancelled.
 pub(crate) async fn serve(
     listener: TcpListener,
     status: watch::Receiver<Status>,
@@ -105,7 +105,7 @@ pub(crate) async fn serve(
         let Ok(permit) = Arc::clone(&free).try_acquire_owned() else { continue };
         let status = status.clone();
         tokio::spawn(async move {
-            // A client that breaks off or is too slow is its own business.
+            // A client that disconnects or is too slow is no error of the agent's.
             let _ = tokio::time::timeout(DEADLINE, answer(stream, &status)).await;
             drop(permit);
         });

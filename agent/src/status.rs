@@ -1,8 +1,8 @@
-//! What the agent is doing and why it waits: one value, one owner of the file that shows it.
+//! The agent's state and what it waits for: one value, and one task that writes it to a file.
 //!
-//! The file is rewritten atomically at each change, so `status` needs no connection and has
-//! something to show after the agent's death too; whether an agent is alive is told by the lock on
-//! the data directory, not by the file.
+//! The file is rewritten atomically at each change. So `status` needs no connection, and can show
+//! the last state after the agent's death too. Whether an agent runs is told by the lock on the
+//! data directory, not by the file.
 
 use std::path::PathBuf;
 
@@ -10,25 +10,25 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// The layout of the file.
+/// Version of the file's format.
 pub(crate) const VERSION: u32 = 1;
 
-/// What the agent is at.
+/// Phase of the agent's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Phase {
-    /// It reads its state.
+    /// The agent reads its state.
     #[default]
     Starting,
-    /// It can't reach discovery, or discovery can't serve, and tries again.
+    /// Discovery is unreachable or can't serve; the agent tries again.
     Contacting,
-    /// It has redeemed and waits for the others: seated, or as a standby.
+    /// The agent has redeemed its token and waits for the others, in a seat or as a standby.
     Waiting,
-    /// A list is proposed: it probes and checks.
+    /// A list is proposed; the agent probes the others and checks.
     Preparing,
     /// The list is decided; the node is about to start for the first time.
     Launching,
-    /// The node runs.
+    /// The node's process runs.
     Running,
     /// The node died and is about to be started again.
     Restarting,
@@ -41,7 +41,7 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    /// As it stands in JSON and metrics.
+    /// Returns the phase's name in JSON and metrics.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -57,7 +57,7 @@ impl Phase {
         }
     }
 
-    /// All of them, for metrics.
+    /// All phases, for metrics.
     pub(crate) const EACH: [Self; 10] = [
         Self::Starting,
         Self::Contacting,
@@ -72,84 +72,78 @@ impl Phase {
     ];
 }
 
-/// The node's process.
+/// State of the node's process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodeStatus {
-    /// Its program.
+    /// Path of the node's program.
     pub program: String,
-    /// Its pid while it runs.
+    /// Process id while the node runs.
     pub pid: Option<i32>,
-    /// Whether an earlier agent had started the one that runs.
+    /// Whether an earlier agent started the running node.
     pub adopted: bool,
-    /// How often this agent has started or adopted it.
+    /// Number of times that this agent has started or adopted the node.
     pub starts: u64,
-    /// How it last died.
+    /// How the node last died.
     pub last_death: Option<String>,
 }
 
-/// A thing that went wrong.
+/// An error, and when it occurred.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LastError {
-    /// When.
     pub at: jiff::Timestamp,
-    /// What, with its causes.
+    /// Text of the error, with its causes.
     pub text: String,
 }
 
-/// The whole of it. Serialises to what `status --json` prints.
+/// The agent's complete status. `status --json` prints its JSON form.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Status {
-    /// Of the layout.
+    /// Version of the format.
     pub version: u32,
-    /// The agent's pid.
     pub agent_pid: u32,
-    /// The agent's version.
     pub agent_version: String,
-    /// What it is at.
     pub phase: Phase,
-    /// Why it waits or has ended; one sentence.
+    /// Why the agent waits or has ended; one sentence.
     pub reason: Option<String>,
-    /// What discovery says is missing, line by line.
+    /// Discovery's lines on what the cluster still lacks.
     pub explain: Vec<String>,
-    /// The cluster's id.
+    /// The cluster's id at discovery.
     pub cluster_id: Option<String>,
-    /// The cluster's name.
     pub cluster_name: Option<String>,
-    /// Where discovery says the cluster stands: open, preparing, ….
+    /// The cluster's state according to discovery: open, preparing, ….
     pub cluster_phase: Option<String>,
-    /// The epoch that is shown, or that was committed.
+    /// The epoch of the proposal shown, or of the commit.
     pub epoch: Option<u64>,
-    /// The hash of the committed proposal, hex.
+    /// Hash of the committed proposal, in hexadecimal.
     pub document: Option<String>,
-    /// This host's seat, 1 up; none as a standby.
+    /// This host's seat, from 1; `None` for a standby.
     pub seat: Option<u8>,
-    /// The member's name.
     pub name: Option<String>,
-    /// The node's incarnation, hex.
+    /// The node's incarnation, in hexadecimal.
     pub incarnation: Option<String>,
     /// The agent's public key.
     pub key: Option<String>,
-    /// How the other members reach this host.
+    /// URL at which the other members reach this host.
     pub peer_url: Option<String>,
-    /// How clients reach it.
+    /// URL at which clients reach this host.
     pub client_url: Option<String>,
-    /// Where the node answers on this host, for the health check.
+    /// Address on which the node serves clients, for the health check.
     pub client_listen: Option<String>,
     /// The node's process, once there is one.
     pub node: Option<NodeStatus>,
-    /// Until when this member's certificates last.
+    /// When this member's certificates expire.
     pub certificates_until: Option<jiff::Timestamp>,
-    /// Why they are not renewed, though it is time.
+    /// Why the certificates are not renewed although it is time.
     pub certificates_late: Option<String>,
-    /// What went wrong, until it is over.
+    /// The last error, until it is resolved.
     pub last_error: Option<LastError>,
-    /// When it tries again.
+    /// When the agent tries again.
     pub next_retry_at: Option<jiff::Timestamp>,
-    /// When this was written.
+    /// When this status was last changed.
     pub updated_at: Option<jiff::Timestamp>,
 }
 
-/// A handle on the status: cheap to clone, never blocks.
+/// A handle on the status. Cloning is cheap, and no call blocks.
 #[derive(Clone, Debug)]
 pub(crate) struct Board {
     sender: watch::Sender<Status>,
@@ -168,7 +162,7 @@ impl Default for Board {
 }
 
 impl Board {
-    /// Changes it; readers hear of it only if it is different afterwards.
+    /// Changes the status. Readers are notified only if it differs afterwards.
     pub(crate) fn update(&self, change: impl FnOnce(&mut Status)) {
         self.sender.send_if_modified(|status| {
             let before = status.clone();
@@ -181,7 +175,7 @@ impl Board {
         });
     }
 
-    /// The agent is at `phase` now, for `reason`.
+    /// Sets the phase and its reason.
     pub(crate) fn phase(&self, phase: Phase, reason: impl Into<Option<String>>) {
         let reason = reason.into();
         self.update(|status| {
@@ -190,7 +184,7 @@ impl Board {
         });
     }
 
-    /// Something went wrong; it is tried again at `next_retry_at`, if that is known.
+    /// Records an error. `next_retry_at` is when the agent tries again, if known.
     pub(crate) fn error(&self, text: String, next_retry_at: Option<jiff::Timestamp>) {
         self.update(|status| {
             status.last_error = Some(LastError { at: jiff::Timestamp::now(), text });
@@ -198,7 +192,7 @@ impl Board {
         });
     }
 
-    /// What went wrong is over.
+    /// Clears the last error once it is resolved.
     pub(crate) fn healed(&self) {
         self.update(|status| {
             status.last_error = None;
@@ -206,12 +200,12 @@ impl Board {
         });
     }
 
-    /// Follows it.
+    /// Subscribes to changes of the status.
     pub(crate) fn watch(&self) -> watch::Receiver<Status> {
         self.sender.subscribe()
     }
 
-    /// What it says now.
+    /// Returns a copy of the current status.
     #[cfg(test)]
     pub(crate) fn read(&self) -> Status {
         self.sender.borrow().clone()

@@ -1,15 +1,16 @@
-//! Passes the node's log on, and keeps its file from growing without bound.
+//! Passes on the node's log, and limits the disk space of its file.
 //!
-//! The node holds its log open for appending for as long as it lives, and stock etcd can't be told
-//! to open it again. Renaming the file would therefore let it grow for ever under its new name;
-//! copying and then truncating it loses every line that is written between the two. So what was
-//! passed on is given back to the file system *inside* the file: a hole is punched from the start.
-//! The length goes on growing, the space on disk doesn't, and no line can be lost, since nothing
-//! that was not yet read is ever touched. On file systems that can't punch holes the file is
-//! truncated instead, which may lose lines of that instant, and the log says so once.
+//! The node keeps its log open for appending as long as it lives, and stock etcd can't be told to
+//! open it again. So renaming the file would let it grow for ever under its new name. Copying and
+//! then truncating it would lose every line written between the two.
 //!
-//! At each start of a node the launcher puts a log that has grown beside the new one: nobody
-//! writes to it then.
+//! Instead, the space of lines already passed on is freed *inside* the file: a hole is punched at
+//! its start. The file's length grows on, but its space on disk doesn't. No line can be lost, since
+//! unread bytes are never touched. On file systems without hole punching the file is truncated
+//! instead. This may lose lines written in that instant, and the log says so once.
+//!
+//! At each start of a node, the launcher renames a log that has grown: no process writes to it
+//! then.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -21,15 +22,15 @@ use muster_files::data;
 use rustix::fs::{FallocateFlags, fallocate};
 use tokio_util::sync::CancellationToken;
 
-/// What is kept of the node's log: this much at least, and at most twice as much.
+/// Number of bytes kept of the node's log: at least these, and at most twice as many.
 pub(crate) const KEEP_BYTES: u64 = 16 * 1024 * 1024;
-/// A longer line is passed on in pieces.
+/// Maximum length of a line in bytes; longer lines are passed on in pieces.
 const LINE_LIMIT: usize = 16 * 1024;
-/// How often the file is looked at.
+/// How often the file is checked for new lines.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Bytes read at once.
+/// Number of bytes read at once.
 const CHUNK: usize = 64 * 1024;
-/// The granularity that every common file system can punch.
+/// Alignment in bytes that every common file system can punch.
 const BLOCK: u64 = 4096;
 
 /// Follows one log file across restarts of its writer.
@@ -47,15 +48,15 @@ pub(crate) struct Tail {
 struct Open {
     file: File,
     inode: u64,
-    /// Everything before it was read.
+    /// Offset before which everything was read.
     read: u64,
-    /// Everything before it was given back.
+    /// Offset before which the disk space was freed.
     punched: u64,
 }
 
 impl Tail {
-    /// Follows `path` from where `position_file` says that an earlier agent stopped, if it spoke
-    /// of the same file; else from its start.
+    /// Follows `path`. Starts where an earlier agent stopped, if `position_file` is about the same
+    /// file, or else at its start.
     pub(crate) fn new(path: PathBuf, position_file: PathBuf) -> Self {
         Self {
             path,
@@ -67,12 +68,12 @@ impl Tail {
         }
     }
 
-    /// Passes lines to `sink` until cancelled, then what is left.
+    /// Passes lines to `sink` until cancelled, then the remaining ones.
     pub(crate) async fn follow(mut self, stop: CancellationToken, sink: fn(&str)) {
         loop {
             let stopped = stop.is_cancelled();
             let mut passed = self;
-            // File reads block; the log's disk may be slow while everything else has to go on.
+            // File reads block: the log's disk may be slow, while everything else has to go on.
             let joined = tokio::task::spawn_blocking(move || {
                 let result = passed.pass_on(sink);
                 (passed, result)
@@ -96,7 +97,7 @@ impl Tail {
         }
     }
 
-    /// Passes on whatever stands in the file now.
+    /// Passes on the lines that the file contains now.
     fn pass_on(&mut self, mut sink: impl FnMut(&str)) -> io::Result<()> {
         let before = self.open.as_ref().map_or(0, |open| open.read);
         self.reopen_if_replaced(&mut sink)?;
@@ -105,7 +106,7 @@ impl Tail {
         give_back(open, self.keep, &mut self.warned)?;
         if open.read != before {
             let text = format!("{} {}\n", open.inode, open.read - self.partial.len() as u64);
-            // Where an agent stopped is a courtesy to the next one: a lost one repeats lines.
+            // Best effort: if the position is lost, the next agent repeats lines.
             let _ = data::replace_volatile(&self.position_file, text.as_bytes());
         }
         Ok(())
@@ -124,7 +125,7 @@ impl Tail {
             read_lines(open, &mut self.partial, sink)?;
             self.partial.clear();
         }
-        // Writable, because holes are punched through it.
+        // Opened for writing, because holes are punched through it.
         let mut file = data::open(&self.path, data::Open::ReadWrite)?;
         let metadata = file.metadata()?;
         let read = self.remembered(metadata.ino()).filter(|read| *read <= metadata.len());
@@ -148,7 +149,7 @@ fn read_lines(
     sink: &mut impl FnMut(&str),
 ) -> io::Result<()> {
     if open.file.metadata()?.len() < open.read {
-        // Somebody truncated it: what is there now is new.
+        // The file was truncated, so its whole content is new.
         open.read = open.file.seek(SeekFrom::Start(0))?;
         open.punched = 0;
         partial.clear();
@@ -173,7 +174,7 @@ fn read_lines(
 
 fn pass_line(line: &mut Vec<u8>, sink: &mut impl FnMut(&str)) {
     let text = String::from_utf8_lossy(line);
-    // A hole reads as zero bytes; after a restart of the agent the first line may begin with some.
+    // A hole reads as zero bytes, and the first line after an agent's restart may begin with some.
     let text = text.trim_matches(['\0', '\r']);
     if !text.trim().is_empty() {
         sink(text);
@@ -206,7 +207,7 @@ fn give_back(open: &mut Open, keep: u64, warned: &mut bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Where a log ended when it was looked at.
+/// The end of a log at some time.
 #[derive(Debug)]
 pub(crate) struct Mark {
     inode: u64,
@@ -214,15 +215,15 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// The end of the log as it is now, if there is one.
+    /// Returns the current end of the log, if there is one.
     pub(crate) fn end_of(path: &Path) -> Option<Self> {
         let log = std::fs::metadata(path).ok()?;
         Some(Self { inode: log.ino(), length: log.len() })
     }
 }
 
-/// The lines after `since` (all of a log that has been replaced or truncated since then), as far as
-/// they fit into a chunk at its end.
+/// Returns the lines after `since`, or all lines if the log was replaced or truncated since then.
+/// At most the last chunk of the file is read.
 fn lines_since(path: &Path, since: Option<&Mark>) -> Vec<String> {
     let read = (|| {
         let mut file = File::open(path)?;
@@ -239,15 +240,17 @@ fn lines_since(path: &Path, since: Option<&Mark>) -> Vec<String> {
     text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect()
 }
 
-/// The last lines of a node's log, for a message about why it died.
+/// Returns the last lines of a node's log, for a message about its death.
 pub(crate) fn last_lines(path: &Path, count: usize) -> Vec<String> {
     let mut lines = lines_since(path, None);
     lines.split_off(lines.len().saturating_sub(count))
 }
 
-/// What a node that has ended said last, for a person; it was started when the log ended at
-/// `started`. What a program says outside its log as it dies begins with the reason, and usage or a
-/// stack follows: of that the first line counts. In a log it is the last one.
+/// Returns the line that tells why a node ended, for people. `started` is the end of the log at the
+/// node's start.
+///
+/// Text that a dying program writes outside its log begins with the reason; usage or a stack trace
+/// follows. So the first such line is returned. If there is none, the last line of the log is.
 pub(crate) fn last_words(path: &Path, started: Option<&Mark>) -> Option<String> {
     let lines = lines_since(path, started);
     let logged = lines.iter().rposition(|line| is_of_a_log(line));
@@ -255,17 +258,18 @@ pub(crate) fn last_words(path: &Path, started: Option<&Mark>) -> Option<String> 
     outside.first().or(lines.last()).map(|line| sentence(line))
 }
 
-/// Why stock etcd ends once it has heard that its cluster removed it.
+/// Error text with which stock etcd ends after its cluster has removed it.
 const REMOVED: &str = "the member has been permanently removed from the cluster";
 
-/// Whether a stock etcd, started when the log ended at `started`, has ended because its cluster
-/// removed it. It leaves no tombstone, and its exit code (0) says nothing.
+/// Returns whether a stock etcd has ended because its cluster removed it. `started` is the end of
+/// the log at its start. The log has to tell, since stock etcd leaves no tombstone and its exit
+/// code is 0.
 pub(crate) fn says_removed(path: &Path, started: Option<&Mark>) -> bool {
     lines_since(path, started).iter().any(|line| is_removal(line))
 }
 
-/// The line is the server's own last word. Others hold the same text: what a peer said to one try of
-/// a connection, or a key that some client wrote.
+/// Returns whether the line is the server's own final error. Other lines contain the text too, such
+/// as a peer's answer to a connection attempt, or a client's key.
 fn is_removal(line: &str) -> bool {
     let Ok(fields) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(line)
     else {
@@ -276,23 +280,23 @@ fn is_removal(line: &str) -> bool {
     is("msg", "server error") && is("error", REMOVED)
 }
 
-/// What the server itself complains of in a line of etcd 3.4's.
+/// Returns the text of an error line by the server itself, in etcd 3.4's format.
 fn line_of_server(line: &str) -> Option<&str> {
     let (letter, text) = plain(line)?;
     text.strip_prefix("etcdserver: ").filter(|_| letter == "E")
 }
 
-/// Whether a line is in a form that logs have: JSON, or begun with a date.
+/// Returns whether a line has a log's format: JSON, or beginning with a date.
 fn is_of_a_log(line: &str) -> bool {
     line.starts_with('{') || line.starts_with(|first: char| first.is_ascii_digit())
 }
 
-/// Lines of a node's log that are looked through for a complaint.
+/// Number of log lines searched for a complaint.
 const COMPLAINT_LINES: usize = 200;
 
-/// The level that a line of muster-node's or etcd's log says it has.
+/// Returns the level stated in a line of muster-node's or etcd's log; `None` below a warning.
 pub(crate) fn level(line: &str) -> Option<tracing::Level> {
-    /// The level stands near the beginning of a line.
+    /// Number of bytes at a line's start in which the level is searched.
     const WITHIN: usize = 64;
     let head = line.get(..WITHIN).unwrap_or(line);
     let is = |level: &str| head.contains(&format!("\"level\":\"{level}\""));
@@ -308,7 +312,7 @@ pub(crate) fn level(line: &str) -> Option<tracing::Level> {
     }
 }
 
-/// Level and text of a line as etcd 3.4 writes it: `DATE TIME W | package: text`.
+/// Splits a line in etcd 3.4's format, `DATE TIME W | package: text`, into level and text.
 fn plain(line: &str) -> Option<(&str, &str)> {
     let (head, text) = line.split_once(" | ")?;
     let mut words = head.split(' ').skip(2);
@@ -316,14 +320,14 @@ fn plain(line: &str) -> Option<(&str, &str)> {
     words.next().is_none().then_some((letter, text))
 }
 
-/// What the node last complained of in its log, for a person.
+/// Returns the last warning or error in the node's log, for people.
 pub(crate) fn last_complaint(path: &Path) -> Option<String> {
     let lines = last_lines(path, COMPLAINT_LINES);
     lines.iter().rev().find(|line| level(line).is_some()).map(|line| sentence(line))
 }
 
-/// What a line of a node's log says, for a person: the message and the error of a JSON line, any
-/// other line as it is.
+/// Returns the text of a log line for people: message and error of a JSON line, any other line as
+/// it is.
 pub(crate) fn sentence(line: &str) -> String {
     let fields: Option<serde_json::Map<String, serde_json::Value>> =
         serde_json::from_str(line).ok();
@@ -450,7 +454,7 @@ mod tests {
         assert!(last_lines(&dir.path().join("absent"), 2).is_empty());
     }
 
-    /// The last words of a node that writes `text` after `earlier` nodes have written theirs.
+    /// Returns the last words of a node that wrote `text` into a log already containing `earlier`.
     fn last_words_after(earlier: &str, text: &str) -> Option<String> {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("node.log");
@@ -460,7 +464,7 @@ mod tests {
         last_words(&log, started.as_ref())
     }
 
-    /// What `etcd --bogus` of etcd 3.7 writes.
+    /// Output of `etcd --bogus`, etcd 3.7.
     const ETCD_REFUSES_A_FLAG: &str = r#"flag provided but not defined: -bogus
 Usage:
 
@@ -496,7 +500,7 @@ Usage:
                    muster-node --help shows the flags.\n";
         let own_words = "muster-node: flag provided but not defined: -bogus";
         assert_eq!(last_words_after("", own).as_deref(), Some(own_words));
-        // What others said before is not this one's.
+        // Lines from before the node's start are ignored.
         assert_eq!(last_words_after(own, ETCD_REFUSES_A_FLAG).as_deref(), Some(words));
         assert_eq!(last_words_after(ETCD_REFUSES_A_FLAG, own).as_deref(), Some(own_words));
         assert_eq!(last_words_after(own, ""), None);

@@ -1,4 +1,4 @@
-//! One file per verb.
+//! The commands of muster-agent, one file each.
 
 pub(crate) mod member;
 pub(crate) mod recover;

@@ -1,4 +1,5 @@
-//! `recover`: a majority of the members is lost for good, and a new cluster is made of what is left.
+//! `recover`: makes a new cluster from the remaining data after a majority of the members is lost
+//! for good.
 
 use std::io::{BufRead as _, Write as _};
 use std::path::Path;
@@ -22,10 +23,11 @@ use crate::state::Layout;
 use crate::state::journal::{self, Loaded};
 use crate::state::lock::{self, LockError};
 
-/// More than `examine --json` prints of any number of hosts.
+/// Maximum size in bytes of a report file, more than `examine --json` prints for any number of
+/// hosts.
 const LARGEST_REPORT: u64 = 16 << 20;
 
-/// Runs it.
+/// Runs the command `recover`.
 pub(crate) fn run(typed: &RecoverCommand, printer: &mut Printer<'_>) -> Result<(), End> {
     match typed {
         RecoverCommand::Examine(typed) => examine(typed, printer),
@@ -65,7 +67,7 @@ fn survivor(programs: &Programs, layout: &Layout) -> Result<Survivor, End> {
     })
 }
 
-/// What `examine --json` has printed on other hosts.
+/// Reads the output of `examine --json` from other hosts.
 fn reported(files: &[std::path::PathBuf]) -> Result<Vec<Survivor>, End> {
     let mut all = Vec::new();
     for file in files {
@@ -143,7 +145,7 @@ fn make_cluster(typed: &Make, printer: &mut Printer<'_>) -> Result<(), End> {
     say(printer, &text)
 }
 
-/// What this host holds of its cluster.
+/// This host's journal and the verified statement chain of its cluster.
 struct Host {
     loaded: Loaded,
     chain: StatementChain,
@@ -161,7 +163,8 @@ impl Host {
         };
         let (_, loaded) = journal::read(layout).map_err(state_end)?.ok_or_else(none)?;
         let join = loaded.keepsakes.join.as_ref().ok_or_else(none)?;
-        // A host that has only asked to join has no document, and no statements that could be verified.
+        // A host that has only asked to join has no document, and no statements that could be
+        // verified.
         if loaded.document.is_none() {
             return Err(none());
         }
@@ -171,19 +174,19 @@ impl Host {
         Ok(Self { loaded, chain: chain_of })
     }
 
-    /// What whoever makes the new cluster has to type.
+    /// Returns the sentence that an operator has to type to confirm.
     fn phrase(&self) -> String {
         format!("make a new cluster of {}", self.chain.newest().name)
     }
 
-    /// The Raft cluster that this host is a member of, by what was signed.
+    /// Returns the id of this host's Raft cluster, according to the signed texts.
     fn raft_cluster(&self) -> Option<u64> {
         let founded = self.loaded.document.as_ref().map(crate::cluster::founded);
         self.loaded.recoveries.raft_cluster().or(founded)
     }
 
-    /// What stands against a recovery statement about this data: it has to go on where the last one
-    /// ended.
+    /// Returns why no recovery statement about this data may be signed. The new statement has to
+    /// continue where the last one ended.
     fn objection(&self, sight: &Sight) -> Option<String> {
         let signed = self.loaded.recoveries.newest();
         let made = sight.forced.as_ref().filter(|_| sight.is_made());
@@ -205,8 +208,9 @@ impl Host {
         ))
     }
 
-    /// The cluster that this data is of, if it was made of the one that was signed last and nobody has
-    /// signed that: by hand, with --force-new-cluster. Signing is what is left to do.
+    /// Returns a new cluster that was made by hand, with --force-new-cluster, and for which no
+    /// statement was signed yet. It has to be made from the cluster of the last statement. Only the
+    /// signature is missing then.
     fn unsigned(&self, sight: &Sight) -> Option<Made> {
         let forced = sight.forced.as_ref()?;
         let is = sight.cluster_id.as_deref().and_then(number);
@@ -229,7 +233,7 @@ impl Host {
         };
         let (was, is) = (identity(&made.was)?, identity(&made.is)?);
         let mut all = self.loaded.recoveries.jws();
-        // Asked again: it stands already.
+        // A repeated call returns the existing statement.
         if let Some(last) = all
             .last()
             .filter(|_| self.loaded.recoveries.newest().is_some_and(|signed| signed.is == is))
@@ -265,7 +269,7 @@ fn consent(typed: &Make, phrase: &str) -> Result<(), End> {
     let said = match &typed.yes {
         Some(said) => said.clone(),
         None => {
-            // Standard output is what was made, for programs too.
+            // Standard output is reserved for the result, for programs too.
             let question = format!("To go on, type: {phrase}\n");
             let asked = std::io::stderr().write_all(question.as_bytes());
             asked.map_err(|error| End::Failed(format!("can't ask: {error}")))?;
@@ -335,7 +339,8 @@ fn table(survivors: &[Survivor]) -> String {
     lines.join("\n")
 }
 
-/// With `+N` where an etcd's log has N entries that its store doesn't hold yet, and that it would apply.
+/// Returns the store's revision. `+N entries` is appended if an etcd's log has N entries that its
+/// store lacks and that it would apply.
 fn revision(sight: &Sight) -> Option<String> {
     let (store, log) = (sight.store.as_ref()?, sight.log.as_ref()?);
     let behind = match sight.maker {

@@ -1,4 +1,4 @@
-//! `reset`: the old state is put aside, so that this host can join again as a new member.
+//! `reset`: moves the old state aside, so that this host can join again as a new member.
 
 use serde::Serialize;
 
@@ -10,13 +10,13 @@ use crate::state::Layout;
 use crate::state::archive::put_aside;
 use crate::state::lock::{self, LockError};
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Done<'a> {
     quarantine: Option<&'a std::path::Path>,
 }
 
-/// Runs it.
+/// Runs the command `reset`.
 pub(crate) fn run(typed: &Reset, printer: &mut Printer<'_>) -> Result<(), End> {
     let layout = Layout::new(&typed.data_dir.data_dir)
         .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;

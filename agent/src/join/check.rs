@@ -1,4 +1,4 @@
-//! The cluster itself is asked, over mutual TLS: whether it is the right one, and lists this host.
+//! Asks the cluster itself, over mutual TLS, whether it is the right one and lists this host.
 
 use std::collections::BTreeSet;
 
@@ -20,70 +20,70 @@ use crate::state::Layout;
 use crate::state::journal::Admission;
 use crate::steward::RECOVERIES;
 
-/// The list that a newcomer begins with.
+/// The list of members with which a newcomer's node begins.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Listed {
-    /// The members, itself among them.
+    /// The members, this host included.
     pub initial: Vec<InitialMember>,
-    /// Where clients reach the others.
+    /// Client URLs of the other members.
     pub client_urls: Vec<String>,
-    /// What the cluster was made of since it was founded.
+    /// The chain of recoveries from the founded cluster to the present one.
     pub recoveries: Recoveries,
 }
 
 /// Why a cluster's list has no place for this host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Unlisted {
-    /// Not the cluster of the document.
+    /// The cluster at these addresses is not the document's.
     #[error(
         "the cluster at these addresses is {found:016x}, and the one that this ticket is for was founded as {founded:016x}; no recovery statement there leads from one to the other"
     )]
     OtherCluster {
-        /// What it says.
+        /// Id of the Raft cluster that answered.
         found: u64,
-        /// The document's.
+        /// Raft cluster id that the document determines.
         founded: u64,
     },
-    /// It says that it was made of the document's, and nobody who may has signed that.
+    /// The cluster shows recovery statements that are invalid or not signed by an operator.
     #[error("the cluster at these addresses, {found:016x}, says that it is a recovered one")]
     Recovery {
-        /// What it says that it is.
+        /// Id of the Raft cluster that answered.
         found: u64,
-        /// Why that isn't believed.
+        /// Why the statements are invalid.
         #[source]
         source: RecoveryError,
     },
-    /// It isn't there.
+    /// The cluster doesn't list this host's member id.
     #[error(
         "discovery says that the cluster has added this host as {0}, and the cluster doesn't list it: it was taken out again, or discovery is wrong. Ask for a new ticket, after muster-agent reset"
     )]
     Absent(MemberId),
-    /// It is there as somebody else.
+    /// The cluster lists this host's member id with other addresses.
     #[error("the cluster lists member {0} at other addresses than this host's")]
     Elsewhere(MemberId),
-    /// A name or URL that no flag can hold.
+    /// A member's name or URL can't be passed in a flag.
     #[error("the cluster lists a member at {0:?}, which is no address")]
     Url(String),
 }
 
 impl Unlisted {
-    /// Whoever may write to the cluster may spoil its recovery statements, and the agent beside its
-    /// leader puts them right again.
+    /// Returns whether the problem may pass. Every client with write access can damage the recovery
+    /// statements in the store; the agent beside the leader writes the right ones again.
     fn may_pass(&self) -> bool {
         matches!(self, Self::Recovery { .. })
     }
 }
 
-/// What one member says of its cluster.
+/// One member's answer about its cluster.
 #[derive(Clone, Debug)]
 struct Word {
     members: Members,
-    /// By which it is another one than was founded.
+    /// The recovery statements in the cluster's store.
     recoveries: Vec<Jws>,
 }
 
 impl Newcomer<'_> {
-    /// Asks until a member answers.
+    /// Asks the cluster's members until the answer lists this host.
     pub(super) async fn ask_cluster(
         &mut self,
         ticket: &Ticket,
@@ -95,9 +95,9 @@ impl Newcomer<'_> {
         let founders: BTreeSet<String> = founders.collect();
         loop {
             let mut urls = founders.clone();
-            // All of these are hints: whoever answers has to prove where it belongs.
+            // These URLs are only hints: a server has to prove that it belongs to the cluster.
             urls.extend(self.host.hints.iter().cloned());
-            // Discovery knows members that came later, and those of a recovered cluster.
+            // Discovery also knows members added later, and those of a recovered cluster.
             if let Ok(directory) = self.client.directory(self.join.cluster).await {
                 let members = directory.view.into_iter().flat_map(|view| view.membership.members);
                 urls.extend(members.flat_map(|member| member.client_urls));
@@ -121,19 +121,19 @@ impl Newcomer<'_> {
     }
 }
 
-/// Doors to the members at these client URLs, as this host's member.
+/// Makes doors to these client URLs, with this host's member certificate.
 fn doors(layout: &Layout, urls: &BTreeSet<String>) -> Result<Vec<Door>, ClusterError> {
     let identity = Identity::own(&layout.tls())?;
     Ok(urls.iter().filter_map(|url| Door::of_member(url, Some(&identity)).ok()).collect())
 }
 
-/// The cluster, by these client URLs, as this host's member.
+/// Makes a client for these client URLs, with this host's member certificate.
 pub(crate) fn reach(layout: &Layout, urls: &BTreeSet<String>) -> Result<Cluster, ClusterError> {
     Ok(Cluster::new(doors(layout, urls)?))
 }
 
-/// What whoever answers at these URLs says. After a recovery, members of two clusters may: of the new
-/// one, and of the old one that come back.
+/// Collects the answers of all members at these URLs. After a recovery, members of two clusters may
+/// answer: of the new one, and of the old one that were started again.
 async fn ask(layout: &Layout, urls: &BTreeSet<String>) -> Result<Vec<Word>, ClusterError> {
     let words = doors(layout, urls)?.into_iter().map(|door| async {
         let cluster = Cluster::new(vec![door]);
@@ -152,8 +152,9 @@ async fn ask(layout: &Layout, urls: &BTreeSet<String>) -> Result<Vec<Word>, Clus
     if answers.is_empty() { Err(last) } else { Ok(answers) }
 }
 
-/// This host's place in the first of these clusters that is the one of `document`, or was made of it,
-/// and has one; else why the first of them has none.
+/// Returns this host's place in the first of these clusters that lists it and is the right one. The
+/// right one is the cluster of `document`, or one recovered from it. Otherwise returns why the
+/// first answer has no place.
 fn place(
     words: &[Word],
     document: &VerifiedDocument,
@@ -181,8 +182,8 @@ fn place(
     Err(first.unwrap_or(Unlisted::OtherCluster { found: 0, founded }))
 }
 
-/// The members as the cluster lists them now, for a first start that was long in coming; nothing if
-/// nobody answers, or this host is not among them.
+/// Returns the cluster's current members, for a node whose first start comes long after the
+/// admission. `None` if no member answers, or this host is not listed.
 pub(crate) async fn now_listed(
     layout: &Layout,
     admission: &Admission,
@@ -196,7 +197,7 @@ pub(crate) async fn now_listed(
         .map(|listed| listed.initial)
 }
 
-/// Whether the cluster, asked at `urls`, lists a member of this id.
+/// Returns whether the cluster at `urls` lists a member with this id.
 pub(crate) async fn is_listed(layout: &Layout, urls: &BTreeSet<String>, id: MemberId) -> bool {
     let words = ask(layout, urls).await.unwrap_or_default();
     words.iter().any(|word| word.members.list.iter().any(|member| member.id.0 == id.get()))
@@ -222,8 +223,9 @@ fn listed(members: &Members, own_id: MemberId, own: &Record) -> Result<Listed, U
     Ok(Listed { initial, client_urls, recoveries: Recoveries::default() })
 }
 
-/// etcd's flag needs a name for each member, and takes members of one name for one. It compares
-/// addresses alone, so that another name does as well.
+/// Returns a member's name for the flag `--initial-cluster`. It differs from the real name if that
+/// is empty, unusable in a flag or not unique, since etcd merges members with equal names. etcd
+/// compares addresses only, so another name works as well.
 fn name_for_flag(
     member: &cluster::Member,
     all: &[cluster::Member],
@@ -312,7 +314,7 @@ mod tests {
         assert_eq!(refused(&junk), Unlisted::Url("junk".to_owned()));
     }
 
-    /// A cluster that was founded, and what became of it.
+    /// A founded cluster, and ways to make recovery statements for it.
     struct Recovered {
         world: World,
         document: VerifiedDocument,
@@ -376,7 +378,7 @@ mod tests {
         let second = known.recovery(6, 8, owner);
         assert_eq!(known.place(&[known.word(6, &[&first])]), Ok(Some(6)));
         assert_eq!(known.place(&[known.word(8, &[&first, &second])]), Ok(Some(8)));
-        // What leads elsewhere, or is about another cluster, says nothing of this one.
+        // Statements that lead to another cluster, or that start from another one, don't help.
         let elsewhere = known.place(&[known.word(7, &[&first])]);
         assert_eq!(elsewhere, Err(Unlisted::OtherCluster { found: 7, founded }));
         assert!(known.place(&[known.word(8, &[&second])]).unwrap_err().may_pass());

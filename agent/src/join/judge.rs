@@ -1,4 +1,4 @@
-//! What an answer means for a newcomer. Pure.
+//! Decides what discovery's answers mean for a newcomer. Pure.
 
 use discovery_types::api::{IntentState, IntentView, Outcome};
 use discovery_types::client::ClientError;
@@ -13,15 +13,15 @@ use crate::exit::{End, chain};
 /// How far a newcomer has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Somebody else has to act.
+    /// The cluster's agents have to act first; the text says on what.
     Waits(String),
-    /// The cluster has added it.
+    /// The cluster has added the newcomer, with this member id.
     Added(MemberId),
-    /// This ticket brings nothing any more.
+    /// The ticket can't make this host a member any more.
     Over(String),
 }
 
-/// What an intent's state means for its newcomer.
+/// Returns what an intent's state means for its newcomer.
 pub(super) fn standing(view: &IntentView) -> Standing {
     let over = |why: &str| {
         Standing::Over(format!("{why}. A new ticket is needed, and muster-agent reset before it"))
@@ -48,8 +48,8 @@ pub(super) fn standing(view: &IntentView) -> Standing {
     }
 }
 
-/// That the intent was made of the record that this host holds. A ticket that was redeemed with
-/// another name or address stays with those.
+/// Checks that the intent was made from the record that this host holds. A ticket that was redeemed
+/// with another name or address stays bound to those.
 pub(super) fn is_ours(view: &IntentView, own: &Record) -> Result<(), End> {
     let refused = |why: String| Err(End::DoNotRestart(why));
     let redeem = view.intent.redeem.as_ref();
@@ -72,13 +72,13 @@ pub(super) fn is_ours(view: &IntentView, own: &Record) -> Result<(), End> {
     }
 }
 
-/// How the agent ends by what the service or the way to it said; not at all if trying again may
-/// help.
+/// Returns how the agent ends after this error of the service or the connection. `None` if a retry
+/// may help.
 pub(super) fn refusal(error: &ClientError) -> Option<End> {
     let text = || chain(error);
     match error {
         ClientError::Problem(problem) if problem.retryable => None,
-        // The cluster may form yet.
+        // Exit code 1, since the cluster may form yet and a restart then helps.
         ClientError::Problem(problem) if problem.code == Code::WrongState => {
             Some(End::Failed(text()))
         }

@@ -1,14 +1,17 @@
-//! Joining a cluster that runs, with a join ticket: everything between a record and a node that may
+//! Joins a running cluster with a join ticket: every step between a record and a node that may
 //! start.
 //!
-//! The ticket only asks. A person signed it, the cluster's own agents look at that and one of them
-//! adds this host by the cluster's API; discovery carries the messages. So nothing that discovery
-//! says makes this host a member: before anything is journalled the cluster itself is asked, over
-//! mutual TLS, whether it is the one that was founded on the document, and lists this host.
+//! The ticket is only a request. A person signed it; the cluster's own agents verify that, and one
+//! of them adds this host through the cluster's API. Discovery carries the messages, so nothing
+//! that it says makes this host a member. Before anything is journalled, the cluster itself is
+//! asked over mutual TLS. It has to be the one founded with the document, and has to list this
+//! host.
 //!
-//! One step is durable before it is shown to anybody (the record, before the ticket is redeemed), and
-//! one before the node may start (the admission). Between them a restart begins at the redeem again,
-//! which the same key may repeat.
+//! Two steps are made durable:
+//! - the record, before the ticket is redeemed and so shown to anybody;
+//! - the admission, before the node may start.
+//!
+//! A restart between them begins again at the redeem, which the same key may repeat.
 
 mod check;
 mod judge;
@@ -41,7 +44,7 @@ use crate::status::Phase;
 
 pub(crate) use self::check::{is_listed, now_listed, reach};
 
-/// How joining ended.
+/// Result of joining.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joined {
     /// The admission is durable: the node may start.
@@ -54,12 +57,12 @@ pub(crate) enum Joined {
 pub(crate) struct JoiningHost {
     /// The program that this host runs as its node.
     pub program: NodeProgram,
-    /// URLs at which, according to the operator, members of the cluster answer. A member has to prove
-    /// that it is one.
+    /// URLs of the cluster's members according to the operator. A server there has to prove that it
+    /// is a member.
     pub hints: Vec<String>,
 }
 
-/// A host that wants to become a member.
+/// A host that joins a running cluster.
 pub(crate) struct Newcomer<'a> {
     protocol: &'a mut Protocol,
     surroundings: Surroundings,
@@ -68,11 +71,11 @@ pub(crate) struct Newcomer<'a> {
     host: JoiningHost,
     client: Client,
     retry: Retry,
-    /// What was last said, so that it is said once.
+    /// The last reason shown, to log each reason only once.
     said: Option<String>,
 }
 
-/// What a redeem brought, verified.
+/// The verified result of redeeming a ticket.
 struct Ticket {
     chain: StatementChain,
     document: VerifiedDocument,
@@ -80,7 +83,8 @@ struct Ticket {
 }
 
 impl<'a> Newcomer<'a> {
-    /// Over a journal that may hold this host's record already.
+    /// Makes a newcomer from a journal that may hold this host's record already. Makes the record
+    /// durable.
     pub(crate) fn new(
         protocol: &'a mut Protocol,
         join: Join,
@@ -95,7 +99,7 @@ impl<'a> Newcomer<'a> {
         let record: Record =
             signed.record.verify(Typ::Record, &own).map_err(|error| not_valid(&error))?;
         let ours = convert::own_record(signed, &own).map_err(|error| not_valid(&error))?;
-        // Durable before it is shown.
+        // The record must be durable before it is shown to anybody.
         protocol.step(Event::RecordReady(ours))?;
         let config = ClientConfig {
             urls: join.urls.clone(),
@@ -107,7 +111,7 @@ impl<'a> Newcomer<'a> {
         Ok(Self { protocol, surroundings, join, record, host, client, retry, said: None })
     }
 
-    /// Joins; `listen` is where the node will.
+    /// Joins the cluster. The node will listen on `listen`.
     pub(crate) async fn join(mut self, listen: Listen) -> Result<Joined, End> {
         for at in [listen.peer, listen.client] {
             let bound = self.surroundings.host.test_bind(at);
@@ -146,7 +150,7 @@ impl<'a> Newcomer<'a> {
             client_urls: listed.client_urls,
             document: ticket.document.jws().clone(),
         });
-        // Whatever follows looks at the directory anew.
+        // Later steps read the node's directory again.
         self.protocol.step(Event::Admitted)?;
         self.protocol.document = Some(ticket.document);
         crash::at(Step::Admit);
@@ -155,12 +159,13 @@ impl<'a> Newcomer<'a> {
         Ok(())
     }
 
-    /// Hands the ticket in until the service takes it, and verifies what comes back.
+    /// Redeems the ticket until the service accepts it, and verifies the answer.
     async fn redeem(&mut self) -> Result<Ticket, End> {
         let mut pin = 0;
         loop {
             let envelope = self.envelope(pin)?.sign(&self.protocol.key);
-            // A bundle has two pins while the service changes its key, and an envelope names one.
+            // A bundle has two pins while the service changes its key, but an envelope names only
+            // one.
             pin += 1;
             let last = pin % self.join.pins.len() == 0;
             match self.client.join(&envelope, Some(self.host.program)).await {
@@ -204,8 +209,8 @@ impl<'a> Newcomer<'a> {
         Ok(Ticket { chain: chain_of, document, view: response.intent })
     }
 
-    /// Waits until the cluster's agents have acted: the member's id; nothing if the service has
-    /// forgotten the intent, and the ticket has to be handed in again.
+    /// Waits until the cluster's agents have added this host, and returns its member id. `None` if
+    /// the service has forgotten the intent, so that the ticket has to be redeemed again.
     async fn wait(&mut self, first: &IntentView) -> Result<Option<MemberId>, End> {
         let operation = first.intent.operation;
         let mut view = first.clone();
@@ -237,7 +242,7 @@ impl<'a> Newcomer<'a> {
         self.say(Phase::Waiting, why);
     }
 
-    /// What goes on, logged once.
+    /// Shows the current step in the status, and logs it unless it is unchanged.
     fn say(&mut self, phase: Phase, what: String) {
         if self.said.as_ref() != Some(&what) {
             tracing::info!("{what}");
@@ -246,7 +251,8 @@ impl<'a> Newcomer<'a> {
         self.surroundings.board.phase(phase, what);
     }
 
-    /// A request to the service failed: tried again after a pause, unless that can't help.
+    /// Handles a failed request to the service: waits before a retry, or returns the error if no
+    /// retry can help.
     async fn failed(&mut self, error: &ClientError) -> Result<(), End> {
         if let Some(end) = judge::refusal(error) {
             return Err(end);
@@ -256,7 +262,7 @@ impl<'a> Newcomer<'a> {
         Ok(())
     }
 
-    /// Says what stands in the way, and waits a while.
+    /// Shows the obstacle, and waits before the next attempt.
     async fn later(&mut self, text: String) {
         let pause = self.retry.next_pause();
         let at = self.surroundings.host.now()
