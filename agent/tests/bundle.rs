@@ -1,4 +1,4 @@
-//! Bundles that come through a pipe: the built agent.
+//! Tests of the built agent with bundles that come through a pipe.
 
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -24,7 +24,7 @@ fn run(dir: &Path, bundle: &Path) -> Child {
     agent.spawn().unwrap()
 }
 
-/// Whether it has a handler for SIGTERM: bit 14 of what the kernel says that it catches.
+/// Returns whether the agent handles SIGTERM: bit 14 of the kernel's mask of caught signals.
 fn minds_sigterm(agent: &Child) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.id())).unwrap();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();

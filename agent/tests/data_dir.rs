@@ -1,4 +1,4 @@
-//! Whose data directory is taken, and what may lie in it: the built agent.
+//! Tests of the built agent: which data directories it accepts, and which content.
 
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 const DO_NOT_RESTART: i32 = 3;
 const USAGE: i32 = 2;
-/// Any user but root.
+/// Id of any user but root.
 const SOMEBODY: u32 = 12_345;
 
 fn run(data_dir: &Path) -> Output {
@@ -22,8 +22,8 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A folder as another user would prepare it: links from where the agent is known to write, to a
-/// file that only the victim may overwrite.
+/// Prepares a directory as an attacker would: links from paths that the agent writes, to a file
+/// that only the victim may overwrite.
 fn prepare(root: &Path) -> (std::path::PathBuf, std::path::PathBuf) {
     let (prepared, victim) = (root.join("prepared"), root.join("victim"));
     std::fs::write(&victim, "kept").unwrap();
@@ -39,7 +39,8 @@ fn mode(path: &Path) -> u32 {
     std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// What kubelet does with a volume that has `fsGroup`, before each start of a pod.
+/// Opens a tree to its group, as kubelet does before each start of a pod for a volume with
+/// `fsGroup`.
 fn open_to_group(path: &Path) {
     let is_folder = path.symlink_metadata().unwrap().is_dir();
     let opened = mode(path) | if is_folder { 0o2770 } else { 0o660 };
@@ -57,7 +58,8 @@ fn a_volume_is_taken_with_a_warning_and_the_state_in_it_stays_private() {
     for _ in 0..2 {
         open_to_group(&volume);
         let output = run(&volume);
-        // It gets as far as saying that it has no bundle.
+        // This error means that the data directory was accepted: the agent goes on to ask for a
+        // bundle.
         assert_eq!(output.status.code(), Some(USAGE), "{}", said(&output));
         assert!(said(&output).contains("other users can delete or replace"), "{}", said(&output));
         for private in ["agent", "agent/tls", "agent.lock"] {
@@ -104,14 +106,15 @@ fn a_link_in_a_folder_that_others_may_write_is_refused_untouched() {
 #[test]
 fn another_users_folder_is_refused_untouched() {
     if !rustix::process::geteuid().is_root() {
-        // Straight to standard error: the test runner keeps what a test that passes has printed.
+        // Written straight to standard error, since the test runner hides the output of a passing
+        // test.
         let _ = writeln!(std::io::stderr(), "SKIPPED: only root can make another user's folder");
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let (prepared, victim) = prepare(dir.path());
     std::os::unix::fs::chown(&prepared, Some(SOMEBODY), Some(SOMEBODY)).unwrap();
-    // With a link in it, or reached through a folder of theirs.
+    // Tests two cases: a directory with links in it, and a path through another user's directory.
     for path in [prepared.clone(), prepared.join("deeper")] {
         let output = run(&path);
         assert_eq!(output.status.code(), Some(DO_NOT_RESTART), "{}", said(&output));
@@ -121,7 +124,8 @@ fn another_users_folder_is_refused_untouched() {
     assert!(!prepared.join("deeper").exists());
 }
 
-/// Even where the folder is ours by now, what was left in it is not written through.
+/// Links left in a directory are not written through, even if the directory now belongs to the
+/// agent's user.
 #[test]
 fn links_that_were_left_in_the_folder_are_not_written_through() {
     let dir = tempfile::tempdir().unwrap();
@@ -129,7 +133,7 @@ fn links_that_were_left_in_the_folder_are_not_written_through() {
     let output = run(&prepared);
     assert_eq!(output.status.code(), Some(DO_NOT_RESTART), "{}", said(&output));
     std::fs::remove_file(prepared.join("agent.lock")).unwrap();
-    // It gets as far as saying that it has no bundle.
+    // This error means that the data directory was accepted: the agent goes on to ask for a bundle.
     let output = run(&prepared);
     assert_eq!(output.status.code(), Some(USAGE), "{}", said(&output));
     assert_eq!(std::fs::read(&victim).unwrap(), b"kept");

@@ -1,5 +1,5 @@
-//! From a tombstone, an empty or a broken directory no road leads to a new bootstrap: the built
-//! agent, with a bundle at hand each time, and a service that must not hear of it.
+//! Tests of the built agent: with a tombstone, or an empty or damaged directory, it never
+//! bootstraps again. Each test has a bundle at hand, and a service that must not be contacted.
 
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -26,7 +26,7 @@ struct Host {
 }
 
 impl Host {
-    /// A host on which an agent has made its key and journal.
+    /// Makes a host on which an agent has made its key and journal.
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(&dir.path().join("data")).unwrap();
@@ -51,8 +51,9 @@ impl Host {
         path
     }
 
-    /// Starts the agent with each kind of bundle and without one: its exit code and what it says,
-    /// the same each time, and nobody was asked.
+    /// Starts the agent without a bundle and with each kind of bundle. Returns the exit code and
+    /// the error text. Asserts that the exit code is the same each time, and that the service was
+    /// not contacted.
     fn ends(&self) -> (i32, String) {
         let mut ends = Vec::new();
         for kind in [None, Some(TokenKind::Boot), Some(TokenKind::Join)] {
@@ -105,7 +106,7 @@ fn a_tombstone_ends_every_start_and_comes_into_the_journal() {
     assert_eq!(code, DO_NOT_RESTART, "{said}");
     assert!(said.contains("removed from the cluster at 2026-01-02T03:04:05Z by ada"), "{said}");
     assert!(said.contains("muster-agent reset"), "{said}");
-    // The node's directory is wiped, and with it the tombstone: the journal remembers.
+    // Wiping the node's directory removes the tombstone in it, but the journal has its copy.
     std::fs::remove_dir_all(host.layout.node()).unwrap();
     assert_eq!(host.ends().0, DO_NOT_RESTART);
     assert!(host.status().contains("removed from the cluster at 2026-01-02T03:04:05Z by ada"));
@@ -160,7 +161,7 @@ fn reset_is_the_way_on() {
     let mut agent = Command::new(env!("CARGO_BIN_EXE_muster-agent"));
     agent.args(["reset", "--yes"]).arg("--data-dir").arg(host.layout.root());
     assert!(agent.status().unwrap().success());
-    // What it needs now is a bundle.
+    // A usage error (exit code 2): the agent needs a bundle now.
     let mut agent = Command::new(env!("CARGO_BIN_EXE_muster-agent"));
     agent.args(["run", "--node-binary", "/bin/true"]).arg("--data-dir").arg(host.layout.root());
     assert_eq!(agent.output().unwrap().status.code(), Some(2));

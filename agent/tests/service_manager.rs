@@ -1,4 +1,4 @@
-//! The messages that the built agent sends to the service manager.
+//! Tests of the built agent's messages to the service manager.
 
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Microseconds, as `WatchdogSec=` passes them on.
+/// Interval in microseconds, the unit of `WATCHDOG_USEC`, which `WatchdogSec=` sets.
 const WATCHDOG_INTERVAL: &str = "400000";
 
 #[test]

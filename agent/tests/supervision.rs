@@ -1,4 +1,5 @@
-//! The supervisor over real processes: the built agent as the launcher, small programs as nodes.
+//! Tests of the supervisor with real processes: the built agent as the launcher, small programs as
+//! nodes.
 
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -11,7 +12,7 @@ use muster_agent::supervisor::policy::QUICK_DEATHS;
 use muster_agent::supervisor::{NodeEnd, Observer, Outcome, Program, Running, Supervisor};
 use tokio_util::sync::CancellationToken;
 
-/// Far more than any step here takes; only a failing test waits for it.
+/// Limit of each step, far more than any takes; only a failing test waits for it.
 const LIMIT: Duration = Duration::from_secs(60);
 
 struct World {
@@ -124,7 +125,7 @@ async fn a_node_that_an_earlier_agent_left_is_adopted_and_not_started_twice() {
     let first = start(&world, "echo began; exec sleep 600").await;
     world.wait_for_log("began").await;
     let pid = first.identity.pid;
-    // What is left of an agent that was killed: the node, its lock and its pid file.
+    // A killed agent leaves the node, its lock and its pid file behind.
     drop(first);
     let adopted = Running::adopt(&world.layout).await.unwrap().unwrap();
     assert!(adopted.is_adopted());
@@ -159,7 +160,8 @@ async fn a_killed_node_is_started_again() {
                 stopping.cancel();
                 return;
             }
-            // So that there is a line which could be taken for its last words.
+            // Wait for a log line first, so that the test can tell that it isn't taken for the last
+            // words.
             while !std::fs::read_to_string(layout.node_log()).unwrap().contains("began") {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -181,7 +183,7 @@ async fn a_killed_node_is_started_again() {
 #[tokio::test]
 async fn a_node_that_dies_at_once_is_given_up_with_its_last_words() {
     let world = World::new();
-    // Usage follows what is wrong, and it is longer than what is told of the log's end.
+    // The usage text follows the error, and is longer than the part of the log that is quoted.
     let usage = "for line in 1 2 3 4 5 6; do echo usage $line; done";
     let supervisor = world.supervisor(&format!("echo the disk is on fire; {usage}; exit 1"));
     let mut seen = Seen::default();
@@ -214,7 +216,7 @@ async fn a_tombstone_ends_it_whatever_the_exit_code() {
     let outcome = supervisor.run(&CancellationToken::new(), &mut Seen::default()).await;
     let Outcome::Removed(tombstone) = outcome else { panic!("{outcome:?}") };
     assert_eq!(tombstone.by, "ada");
-    // And from then on nothing is even started.
+    // After that, no node is started any more.
     let mut seen = Seen::default();
     let outcome = supervisor.run(&CancellationToken::new(), &mut seen).await;
     assert!(matches!(outcome, Outcome::Removed(_)) && seen.pids.is_empty());

@@ -1,4 +1,4 @@
-//! Carries out what the machine says.
+//! Carries out the actions that the protocol's state machine returns.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -21,7 +21,7 @@ use crate::protocol::state_end;
 use crate::state::node_dir;
 
 impl Bootstrap<'_> {
-    /// Carries `actions` out, and those that follow from them, in order.
+    /// Carries out `actions` in order, and the actions that follow from them.
     pub(super) async fn act(&mut self, actions: Vec<Action>) -> Result<(), End> {
         let mut queue = VecDeque::from(actions);
         while let Some(action) = queue.pop_front() {
@@ -45,7 +45,7 @@ impl Bootstrap<'_> {
                 let bound = self.protocol.agent.journal.bound.values();
                 let wanted: BTreeSet<KeyId> =
                     bound.flat_map(|bound| bound.members.iter().map(|member| member.key)).collect();
-                // The machine speaks of the list that it was offered last.
+                // The targets are those of the list that the machine was offered last.
                 if let Some(offered) = &self.offered {
                     self.mesh.start((epoch, offered.h), targets, &wanted);
                 }
@@ -54,7 +54,7 @@ impl Bootstrap<'_> {
             Action::SignAck { epoch, h } => {
                 let ack = Ack { cluster, epoch, h: convert::digest(h) };
                 self.send(Errand::Ack(ack.sign(&self.protocol.key)));
-                // The matrix is shown to people; the ack doesn't wait for it.
+                // The matrix is only shown to people, so the ack doesn't wait for the row.
                 self.send_row(epoch, &Row::new());
                 tracing::info!(epoch, "signed the list of epoch {epoch}");
             }
@@ -78,7 +78,7 @@ impl Bootstrap<'_> {
                 }
                 self.outcome = Some(Formed::Launch);
             }
-            // The supervision reports, once the node says what to report.
+            // Supervision reports later, once the node tells its Raft cluster.
             Action::Report => {}
             Action::ReplacementWanted { why } => {
                 self.outcome = Some(Formed::ReplacementWanted(why));
@@ -102,7 +102,7 @@ impl Bootstrap<'_> {
         }
     }
 
-    /// Looks at the node's directory and says what is there.
+    /// Classifies the node's directory and passes the result to the state machine.
     pub(super) fn look(&mut self) -> Result<Vec<Action>, End> {
         let directory = node_dir::classify(&self.protocol.layout.node()).map_err(state_end)?;
         self.protocol.step(Event::Looked(directory))
@@ -145,7 +145,7 @@ impl Bootstrap<'_> {
         self.send(Errand::Adopt(Box::new(adopt)));
     }
 
-    /// Tells the probe listener whom to answer, and what: the machine says both.
+    /// Sets the probe listener's answer, and the keys that get it, as the state machine decides.
     pub(super) fn update_policy(&self) {
         let agent = &self.protocol.agent;
         let seats = self.offered.iter().flat_map(|offered| offered.seats.keys().copied());
@@ -169,14 +169,15 @@ impl Bootstrap<'_> {
         });
     }
 
-    /// Ed25519 signs the same message the same way each time, so nothing has to be kept.
+    /// Signs a release. Ed25519 is deterministic, so the signature needn't be stored.
     fn signed_release(&self, epoch: u64) -> Option<Jws> {
         let release = Release { cluster: self.join.cluster, epoch };
         (epoch > 0).then(|| release.sign(&self.protocol.key))
     }
 }
 
-/// This host's row: what the machine has judged, with the round trips that it doesn't know.
+/// Returns this host's row of the matrix: the machine's verdicts, with the round-trip times that it
+/// doesn't know.
 fn results(
     seats: &BTreeMap<KeyId, u8>,
     measured: &BTreeMap<KeyId, ProbeResult>,

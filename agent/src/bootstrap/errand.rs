@@ -1,4 +1,4 @@
-//! One message to the service, sent until it arrives or is refused.
+//! A message to the discovery service, sent until the service accepts or refuses it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,31 +14,31 @@ use crate::exit::chain;
 use crate::retry::Retry;
 use crate::status::Board;
 
-/// A message.
+/// A message to the discovery service.
 #[derive(Clone, Debug)]
 pub(super) enum Errand {
-    /// An ack.
+    /// A signed ack of a proposal.
     Ack(Jws),
-    /// A refusal of a proposal.
+    /// This host's refusal of a proposal.
     Nack(NackRequest),
     /// This host's row of the matrix.
     Row(ProbesRequest),
-    /// A release.
+    /// A signed release.
     Release(Jws),
-    /// The held document, which the service may have lost.
+    /// The held document, for a service that may have lost it.
     Adopt(Box<AdoptRequest>),
 }
 
-/// Of a kind only the newest is under way.
+/// Kind of a message. Of each kind, only the newest message is being sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// [`Errand::Ack`] or [`Errand::Nack`]: the answer to a proposal.
+    /// An answer to a proposal: [`Errand::Ack`] or [`Errand::Nack`].
     Answer,
-    /// [`Errand::Row`].
+    /// A row of the matrix, [`Errand::Row`].
     Row,
-    /// [`Errand::Release`].
+    /// A release, [`Errand::Release`].
     Release,
-    /// [`Errand::Adopt`].
+    /// The held document, [`Errand::Adopt`].
     Adopt,
 }
 
@@ -53,19 +53,19 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// What came of something that was sent.
+/// Result of a finished request.
 #[derive(Debug)]
 pub(super) enum Done {
-    /// A redeem.
+    /// Result of a redeem.
     Redeemed(Result<Box<RedeemResponse>, ClientError>),
-    /// A poll.
+    /// Result of a poll.
     Polled(Result<Box<PollResponse>, ClientError>),
-    /// An errand.
+    /// Result of an errand of this kind.
     Carried(Kind, Result<Option<Box<PollResponse>>, ClientError>),
 }
 
 impl Errand {
-    /// Which kind it is.
+    /// Returns the message's kind.
     pub(super) fn kind(&self) -> Kind {
         match self {
             Self::Ack(_) | Self::Nack(_) => Kind::Answer,
@@ -75,7 +75,7 @@ impl Errand {
         }
     }
 
-    /// Sends it until it has arrived, or the service has refused it.
+    /// Sends the message until the service has accepted or refused it.
     pub(super) async fn carry_out(self, client: Arc<Client>, cluster: Uuid, board: Board) -> Done {
         let kind = self.kind();
         let mut retry = Retry::default();
@@ -113,10 +113,11 @@ impl Errand {
     }
 }
 
-/// A conflict is answered by the next poll, not by the same message again. What some proxy says
-/// means that the message has not arrived, whatever its status: nobody else would send it again.
+/// Returns whether to send the message again. After a conflict, the next poll tells what to do
+/// instead. An answer that is not the service's own, such as a proxy's, means that the message has
+/// not arrived. It is sent again whatever its status, since nothing else would.
 fn is_worth_repeating(error: &ClientError) -> bool {
-    /// HTTP's "conflict with the current state".
+    /// HTTP status code 409 Conflict.
     const CONFLICT: u16 = 409;
     match error {
         ClientError::Problem(problem) => problem.retryable && problem.status != CONFLICT,
@@ -125,13 +126,13 @@ fn is_worth_repeating(error: &ClientError) -> bool {
     }
 }
 
-/// Redeems, once, after `pause`.
+/// Redeems once, after `pause`.
 pub(super) async fn redeem(client: Arc<Client>, envelope: Jws, pause: Duration) -> Done {
     tokio::time::sleep(pause).await;
     Done::Redeemed(client.redeem(&envelope).await.map(Box::new))
 }
 
-/// Polls, once, after `pause`.
+/// Polls once, after `pause`.
 pub(super) async fn poll(
     client: Arc<Client>,
     cluster: Uuid,

@@ -1,4 +1,4 @@
-//! Probes every peer of a proposal until it answers or the epoch is over.
+//! Probes every peer of a proposal until it answers or the epoch has ended.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,31 +15,32 @@ use crate::probe::client::{ProbeError, probe};
 use crate::probe::{Answer, ProbeIdentity};
 use crate::supervisor::policy::jitter;
 
-/// The first pause between two tries.
+/// Pause after the first probe; later ones double.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// How long a peer may take to learn of the proposal: until then it doesn't know who asks, and its
-/// silence is no news. All hosts hear of a list at nearly the same time.
+/// How long a peer may take to learn of the proposal. Before that, it doesn't know this host's key
+/// and closes without an answer, which is not reported. All hosts learn of a list at nearly the
+/// same time.
 const GRACE: Duration = Duration::from_secs(1);
-/// The longest pause.
+/// The longest pause between two probes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Findings that wait for the owner; with more, probers wait.
+/// Capacity of the channel of findings. Probers wait while it is full.
 const FINDINGS: usize = 64;
 
-/// What a probe of one peer found.
+/// Result of probing one peer.
 #[derive(Debug)]
 pub(super) struct Finding {
-    /// For the proposal of this epoch.
+    /// Epoch of the proposal for which the peer was probed.
     pub epoch: Epoch,
-    /// Whom it was about.
+    /// Key of the probed peer.
     pub peer: KeyId,
-    /// The answer and its round trip, or the reason.
+    /// The answer and its round-trip time, or the reason of the failure.
     pub result: Result<(Answer, Duration), String>,
 }
 
-/// Probers at work, for one list at a time.
+/// The running probers, all for one list.
 pub(super) struct Mesh {
     identity: Arc<ProbeIdentity>,
-    /// The list whose members are probed.
+    /// Hash of the list whose members are probed.
     list: Option<Hash>,
     stop: CancellationToken,
     sender: mpsc::Sender<Finding>,
@@ -47,14 +48,15 @@ pub(super) struct Mesh {
 }
 
 impl Mesh {
-    /// Nobody is probed yet.
+    /// Makes a mesh without probers.
     pub(super) fn new(identity: Arc<ProbeIdentity>) -> Self {
         let (sender, findings) = mpsc::channel(FINDINGS);
         Self { identity, list: None, stop: CancellationToken::new(), sender, findings }
     }
 
-    /// Probes `targets` for the list `h` of `epoch`; the probers of another list stop, and what they
-    /// found is forgotten. Those whose release is waited for (`wanted`) are asked again and again.
+    /// Probes `targets` for the list `h` of `epoch`. The probers of another list stop, and their
+    /// findings are dropped. Peers in `wanted`, whose releases are awaited, are probed again after
+    /// they have answered.
     pub(super) fn start(
         &mut self,
         (epoch, h): (Epoch, Hash),
@@ -85,7 +87,7 @@ impl Mesh {
         }
     }
 
-    /// Stops every prober.
+    /// Stops all probers, and drops their findings.
     pub(super) fn stop(&mut self) {
         self.stop.cancel();
         self.stop = CancellationToken::new();
@@ -93,7 +95,7 @@ impl Mesh {
         (self.sender, self.findings) = mpsc::channel(FINDINGS);
     }
 
-    /// The next finding. Safe to drop.
+    /// Waits for the next finding. Safe to drop.
     pub(super) async fn next(&mut self) -> Finding {
         self.findings.recv().await.expect("this value holds a sender itself")
     }
@@ -127,7 +129,7 @@ impl Prober {
                 continue;
             }
             let result = result.map_err(|error| chain(&error));
-            // The same failure again is no news.
+            // A repeated failure for the same reason is not reported again.
             let said = result.as_ref().map(|(answer, _)| answer.clone()).map_err(Clone::clone);
             if last.as_ref() != Some(&said) {
                 last = Some(said);
@@ -143,7 +145,7 @@ impl Prober {
         }
     }
 
-    /// Every URL of the peer has to lead to it.
+    /// Probes all URLs of the peer. Each of them has to lead to it.
     async fn all_urls(&self) -> Result<(Answer, Duration), ProbeError> {
         let mut found = Err(ProbeError::NoUrl);
         for url in &self.target.peer_urls {
@@ -159,7 +161,7 @@ impl Prober {
     }
 }
 
-/// Waits for about `pause`, and returns the next one.
+/// Waits for about `pause`, and returns the next pause.
 async fn wait(pause: Duration) -> Duration {
     tokio::time::sleep(pause.mul_f64(0.5 + jitter() / 2.0)).await;
     (pause * 2).min(LONGEST_PAUSE)
@@ -189,7 +191,7 @@ mod tests {
         policy: watch::Sender<Policy>,
     }
 
-    /// A peer that listens, and that doesn't know anybody yet.
+    /// Makes a peer that listens and admits no key yet.
     async fn peer(key: &SigningKey) -> Peer {
         let answer = Answer {
             key: *key.public(),
@@ -203,7 +205,7 @@ mod tests {
     }
 
     impl Peer {
-        /// It has learned of the proposal.
+        /// Admits a key, as a peer does once it has learned of the proposal.
         fn admits(&self, asker: &SigningKey) {
             let askers = BTreeSet::from([*asker.public()]);
             self.policy.send_replace(Policy { askers, answer: Some(self.answer.clone()) });
@@ -255,7 +257,7 @@ mod tests {
     async fn the_probers_of_an_older_epoch_stop() {
         let (own, other) = (SigningKey::generate(), SigningKey::generate());
         let mut mesh = Mesh::new(Arc::new(ProbeIdentity::new(&own)));
-        // Nobody listens on port 1: each try fails at once.
+        // No process listens on port 1, so each probe fails at once.
         mesh.start((1, Hash([1; 32])), vec![target(&other, "127.0.0.1:1")], &BTreeSet::new());
         assert_eq!(mesh.next().await.epoch, 1);
         mesh.start((2, Hash([2; 32])), vec![target(&other, "127.0.0.1:1")], &BTreeSet::new());

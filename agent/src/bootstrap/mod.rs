@@ -1,12 +1,11 @@
-//! Forming the cluster, from this host's side: everything between a journal and a node that may
-//! start.
+//! Forms the cluster from this host's side: everything between a journal and a node that may start.
 //!
-//! The protocol's machine decides; this module feeds it with verified facts and carries out what it
-//! says. One task owns everything here: answers of the service, findings of probes and deadlines
-//! meet in one `select!`. Sending never blocks it: each message is a task of its own, which the
-//! owner replaces when there is a newer one.
+//! The protocol's state machine decides. This module passes verified facts to it, and carries out
+//! its actions. One task owns everything here: answers of the service, findings of probes and
+//! deadlines meet in one `select!`. Sending never blocks that task. Each message is sent by a task
+//! of its own, which a newer message of its kind replaces.
 //!
-//! It does not decide when to sign, release or launch, and it starts no process.
+//! This module does not decide when to sign, release or launch, and it starts no process.
 
 mod act;
 mod errand;
@@ -50,44 +49,44 @@ use crate::retry::Retry;
 use crate::state::journal::Join;
 use crate::status::{Board, Phase};
 
-/// The longest that a proposal waits for releases, whatever the service says.
+/// The longest that a proposal waits for releases, whatever the service allows.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(3600);
 
-/// How long a farewell may take when the agent is told to stop.
+/// How long the last message may take when the agent is told to stop.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// How forming ended.
+/// Result of forming the cluster.
 #[derive(Debug)]
 pub(crate) enum Formed {
     /// The node may start.
     Launch,
-    /// The node's data is lost, or was never this host's to have.
+    /// The node's data is lost, or belongs to another incarnation; a person has to replace this
+    /// member.
     ReplacementWanted(String),
     /// The agent was told to stop.
     Stopped,
 }
 
-/// What forming needs from outside.
+/// The agent's parts that forming depends on.
 pub(crate) struct Surroundings {
-    /// This machine.
     pub host: Arc<dyn Host>,
-    /// Where to say what goes on.
+    /// The status to update.
     pub board: Board,
-    /// Ends it.
+    /// Cancelled when the agent is told to stop.
     pub stop: CancellationToken,
 }
 
-/// The proposal that is being looked at.
+/// The proposal that the state machine was offered last.
 struct Offered {
     h: Hash,
     epoch: u64,
-    /// Seats by key, for the matrix.
+    /// Seat numbers by agent key, for the matrix.
     seats: BTreeMap<KeyId, u8>,
     results: BTreeMap<KeyId, ProbeResult>,
     impatient_at: Instant,
 }
 
-/// The one owner of forming.
+/// The task state of forming: the only owner of everything it uses.
 pub(crate) struct Bootstrap<'a> {
     protocol: &'a mut Protocol,
     surroundings: Surroundings,
@@ -100,7 +99,7 @@ pub(crate) struct Bootstrap<'a> {
     chain: Option<StatementChain>,
     service_keys: Vec<PublicKey>,
     offered: Option<Offered>,
-    /// The proposal that was refused before the machine saw it.
+    /// Hash of the proposal that was refused before the state machine saw it.
     refused_unseen: Option<Digest>,
     mesh: Mesh,
     progress: Progress,
@@ -110,7 +109,7 @@ pub(crate) struct Bootstrap<'a> {
     outcome: Option<Formed>,
 }
 
-/// The standing conversation with the service: one redeem, then one parked poll after another.
+/// Contact with the service: one redeem, then one long poll after another.
 #[derive(Default)]
 struct Contact {
     wanted: bool,
@@ -119,16 +118,17 @@ struct Contact {
     revision: Option<u64>,
     retry: Retry,
     pause: Duration,
-    /// What was last logged about a failure, so that it is logged once.
+    /// The last failure that was logged, to log each only once.
     complained: Option<String>,
     last_refusal: Option<String>,
-    /// The last refusal said that the cluster has its members already.
+    /// Whether the last refusal said that the cluster has its members already.
     is_boot_closed: bool,
     pin: usize,
 }
 
 impl<'a> Bootstrap<'a> {
-    /// Over a journal whose record is made, or is about to be made by [`Bootstrap::form`].
+    /// Makes the task from a journal whose record exists, or is about to be made by
+    /// [`Bootstrap::form`].
     pub(crate) fn new(
         protocol: &'a mut Protocol,
         join: Join,
@@ -166,14 +166,14 @@ impl<'a> Bootstrap<'a> {
         })
     }
 
-    /// Goes on to the launch of a document that is held already; asks nobody.
+    /// Continues to the launch of a document that is already held. Contacts nobody.
     pub(crate) async fn launch_held(mut self) -> Result<Formed, End> {
         let actions = self.look()?;
         self.act(actions).await?;
         self.until_outcome().await
     }
 
-    /// Forms the cluster with `record`.
+    /// Forms the cluster with this host's `record`.
     pub(crate) async fn form(mut self, record: &SignedRecord) -> Result<Formed, End> {
         self.listen().await?;
         let own = *self.protocol.key.public();
@@ -185,7 +185,7 @@ impl<'a> Bootstrap<'a> {
         self.until_outcome().await
     }
 
-    /// Listens on the node's peer address, and makes sure that its client address is free.
+    /// Listens on the node's peer address, and checks that its client address is free.
     async fn listen(&mut self) -> Result<(), End> {
         self.update_policy();
         let listener =
@@ -223,7 +223,7 @@ impl<'a> Bootstrap<'a> {
                 }
                 Some(done) = self.work.join_next_with_id() => match done {
                     Ok((task, done)) => self.done(task, done).await?,
-                    // Replaced by a newer one.
+                    // The task was aborted because a newer message replaced it.
                     Err(error) if error.is_cancelled() => {}
                     Err(error) => return Err(End::Failed(format!("a task failed: {error}"))),
                 },
@@ -234,7 +234,7 @@ impl<'a> Bootstrap<'a> {
         }
     }
 
-    /// Sees to it that one redeem or one poll is under way.
+    /// Starts a redeem or a poll unless one is under way.
     fn keep_contact(&mut self) -> Result<(), End> {
         if !self.contact.wanted || self.contact.waiting {
             return Ok(());
@@ -301,7 +301,7 @@ impl<'a> Bootstrap<'a> {
                 self.failed(error).await
             }
             Done::Carried(kind, result) => {
-                // One that ended just before a newer one replaced it says nothing any more.
+                // A result that arrived just before a newer message replaced it is ignored.
                 match self.underway.get(&kind).is_some_and(|newest| newest.id() == task) {
                     true => self.carried(kind, result).await,
                     false => Ok(()),
@@ -318,7 +318,8 @@ impl<'a> Bootstrap<'a> {
         self.contact.retry.succeeded();
     }
 
-    /// A redeem or poll failed: the machine judges a refusal, everything else is tried again.
+    /// Handles a failed redeem or poll. The state machine judges a refusal; every other failure is
+    /// retried.
     async fn failed(&mut self, error: ClientError) -> Result<(), End> {
         let text = chain(&error);
         match &error {
@@ -326,8 +327,8 @@ impl<'a> Bootstrap<'a> {
                 self.contact.last_refusal = Some(text.clone());
                 self.contact.is_boot_closed = problem.code == Code::BootClosed;
                 let (code, retryable) = (convert::refusal_code(problem.code), problem.retryable);
-                // While the service rotates its key a bundle has two pins, and an envelope names one:
-                // a refusal counts once each was named.
+                // While the service rotates its key, a bundle has two pins, but an envelope names
+                // only one. So a refusal counts once each pin was tried.
                 self.contact.pin = self.contact.pin.wrapping_add(1);
                 let named_all = self.contact.pin.is_multiple_of(self.join.pins.len());
                 if self.contact.redeemed || named_all {
@@ -362,7 +363,7 @@ impl<'a> Bootstrap<'a> {
         kind: Kind,
         result: Result<Option<Box<discovery_types::api::PollResponse>>, ClientError>,
     ) -> Result<(), End> {
-        /// HTTP's "conflict with the current state".
+        /// HTTP status code 409 Conflict.
         const CONFLICT: u16 = 409;
         self.underway.remove(&kind);
         match result {
@@ -384,7 +385,7 @@ impl<'a> Bootstrap<'a> {
                 self.act(actions).await
             }
             Err(error) => {
-                // The next poll shows how things stand.
+                // The next poll shows the cluster's current state.
                 tracing::debug!(?kind, error = chain(&error), "not taken");
                 Ok(())
             }
@@ -393,17 +394,18 @@ impl<'a> Bootstrap<'a> {
 
     async fn impatient(&mut self) -> Result<(), End> {
         let Some(offered) = &mut self.offered else { return Ok(()) };
-        // Once for each proposal: the next time is far away.
+        // The event is sent once for each proposal, so the next time is set far away.
         offered.impatient_at += LONGEST_PATIENCE;
         let epoch = offered.epoch;
         let actions = self.protocol.step(Event::Impatient { epoch })?;
         self.act(actions).await
     }
 
-    /// Tells the service that this host won't sign, so that the others needn't wait for the lease.
+    /// Tells the service that this host won't sign, so that the others needn't wait until its lease
+    /// ends.
     async fn say_farewell(&mut self) {
         let Some(offered) = &self.offered else { return };
-        // What it has signed it stands by: the next start goes on from there.
+        // This host stays bound to a list that it has signed; its next start goes on from there.
         if self.protocol.agent.journal.bound.contains_key(&offered.epoch) {
             return;
         }
@@ -416,11 +418,11 @@ impl<'a> Bootstrap<'a> {
         };
         let board = self.surroundings.board.clone();
         let sent = Errand::Nack(nack).carry_out(Arc::clone(&self.client), self.join.cluster, board);
-        // Best effort: the lease ends by itself.
+        // Best effort: without this message the lease ends by itself.
         let _ = tokio::time::timeout(FAREWELL, sent).await;
     }
 
-    /// Sends `errand`; an older one of its kind is given up.
+    /// Sends a message. An older one of its kind that is still being sent is aborted.
     fn send(&mut self, errand: Errand) {
         let kind = errand.kind();
         let board = self.surroundings.board.clone();
@@ -439,7 +441,7 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// All addresses of this host, in one line.
+/// Returns all addresses of this host, separated by commas.
 pub(crate) fn own_addresses(host: &dyn Host) -> String {
     let addresses: Vec<String> = host.addresses().iter().map(ToString::to_string).collect();
     addresses.join(", ")

@@ -1,5 +1,5 @@
-//! What people hear while the cluster forms: each reason of the service once, and every few
-//! seconds what this host waits for.
+//! Log lines for people while the cluster forms: each reason from the service once, and regularly
+//! what this host waits for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -8,27 +8,27 @@ use discovery_types::api::{ClusterState, Explanation, PollResponse, Standing};
 
 use crate::status::{Board, Phase};
 
-/// How often it is looked whether something is to be said.
+/// How often to check whether a line is due.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How soon the progress line is first repeated.
+/// Pause before the progress line is first repeated.
 const REPEAT_EVERY: Duration = Duration::from_secs(5);
-/// A wait that lasts less is no news, the service's or this host's: every healthy cluster passes
-/// through some.
+/// How long a wait of the service or this host must last before it is logged. Every healthy cluster
+/// passes through shorter ones.
 const WORTH_SAYING: Duration = Duration::from_secs(2);
-/// A line that stays the same is said ever more seldom, down to this.
+/// The longest pause between repetitions of an unchanged line; the pauses grow up to this.
 const REPEAT_AT_LEAST_EVERY: Duration = Duration::from_secs(300);
 
-/// Remembers what was said.
+/// Tracks what was logged, to avoid repetition.
 #[derive(Debug)]
 pub(super) struct Progress {
     board: Board,
     waits: Vec<Explanation>,
-    /// Since when there is each wait, by its code.
+    /// When each wait began, by its code.
     since: BTreeMap<String, Instant>,
     explained: BTreeSet<String>,
-    /// The cluster as the service last showed it.
+    /// The cluster's state as the service last showed it.
     cluster: Option<(Phase, String)>,
-    /// What this host itself waits for, and since when.
+    /// What this host itself waits for, and when that began.
     waits_for: Option<(String, Instant)>,
     line: String,
     said_at: Option<Instant>,
@@ -36,7 +36,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Nothing was said yet.
+    /// Makes a tracker that has logged nothing.
     pub(super) fn new(board: Board) -> Self {
         Self {
             board,
@@ -51,7 +51,7 @@ impl Progress {
         }
     }
 
-    /// The service has answered.
+    /// Takes in an answer of the service.
     pub(super) fn shown(&mut self, poll: &PollResponse) {
         let explain: Vec<String> = poll.explain.iter().map(ToString::to_string).collect();
         self.waits.clone_from(&poll.explain);
@@ -77,7 +77,7 @@ impl Progress {
         self.tell();
     }
 
-    /// This host itself waits for `what`; none: for nothing.
+    /// Sets what this host itself waits for; `None` if nothing.
     pub(super) fn waits_for(&mut self, what: Option<String>) {
         if self.waits_for.as_ref().map(|(known, _)| known) != what.as_ref() {
             self.waits_for = what.map(|what| (what, Instant::now()));
@@ -95,7 +95,8 @@ impl Progress {
         self.say(phase, line);
     }
 
-    /// Something goes on: told at once if it is news, else at the next repetition.
+    /// Sets the progress line. A new line is logged at once, an unchanged one when its repetition
+    /// is due.
     fn say(&mut self, phase: Phase, line: String) {
         self.board.phase(phase, line.clone());
         if line != self.line {
@@ -106,7 +107,8 @@ impl Progress {
         }
     }
 
-    /// What of the service's explanations is to be said now: waits that have lasted, each text once.
+    /// Returns the service's explanations that are due: those of waits that have lasted, each text
+    /// once.
     fn news(&mut self, now: Instant) -> Vec<String> {
         let Self { waits, since, explained, .. } = self;
         since.retain(|code, _| waits.iter().any(|wait| wait.code == *code));
@@ -127,7 +129,7 @@ impl Progress {
         news
     }
 
-    /// Says what has become worth saying, and the progress line again if it is time to.
+    /// Logs explanations that have become due, and repeats the progress line if that is due.
     pub(super) fn look(&mut self) {
         for line in self.news(Instant::now()) {
             tracing::info!("discovery says: {line}");
@@ -148,7 +150,7 @@ impl Progress {
     }
 }
 
-/// What the cluster looks like from this host.
+/// Describes the cluster's state from this host's point of view.
 pub(super) fn sentence(poll: &PollResponse) -> String {
     let PollResponse { size, seated, epoch, .. } = poll;
     let mine = match poll.standing {
@@ -237,12 +239,12 @@ pub(super) mod tests {
         progress.waits = vec![waits("nodes_not_reported", "a majority has not reported")];
         assert!(progress.news(at(0.0)).is_empty());
         assert!(progress.news(at(1.9)).is_empty(), "what every forming passes through");
-        // It was over in between: another wait.
+        // The wait ended in between, so a later one counts as new.
         progress.waits.clear();
         assert!(progress.news(at(1.95)).is_empty());
         progress.waits = vec![waits("acks_missing", "0 of 3 have signed")];
         assert!(progress.news(at(2.1)).is_empty());
-        // Its words change, the wait is the same.
+        // The text changes, but the wait is still the same.
         progress.waits = vec![waits("acks_missing", "1 of 3 have signed")];
         assert_eq!(progress.news(at(4.2)), ["1 of 3 have signed"]);
         assert!(progress.news(at(9.0)).is_empty());

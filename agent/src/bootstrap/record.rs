@@ -1,4 +1,4 @@
-//! What this agent says of itself: the record, built anew or kept from the journal.
+//! This agent's record: built for this start, or taken from the journal.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,7 +18,7 @@ use crate::protocol::{Protocol, state_end};
 use crate::settings::Settings;
 use crate::state::journal::signed_record;
 
-/// The local address that packets to the service leave from, and this host's other ones.
+/// Returns the local address from which packets to the service leave.
 pub(crate) async fn route(host: &dyn Host, urls: &[ServiceUrl]) -> Result<IpAddr, String> {
     let mut last = "no URL of the service is known".to_owned();
     for url in urls {
@@ -44,8 +44,9 @@ async fn resolve(url: &ServiceUrl) -> Result<SocketAddr, String> {
     }
 }
 
-/// The record for this start: the journal's if it still says the truth (or may not change any
-/// more), else a new one, which takes a bundle. Makes the node's key durable before it is named.
+/// Returns the record for this start. That is the journal's if it is still correct or must not
+/// change any more. Otherwise it is a new one, which needs a bundle. Makes the node's key durable
+/// before a record names it.
 pub(crate) fn for_this_start(
     protocol: &Protocol,
     settings: &Settings,
@@ -86,7 +87,8 @@ pub(crate) fn for_this_start(
     if let (Some(signed), Some(claims)) = (known, claims) {
         let same_key =
             journal.record.as_ref().is_some_and(|r| r.node_key == convert::hash(&node_key));
-        // The request's signature is random, so two over one key differ.
+        // A signing request's signature is random, so two requests for one key differ. They are
+        // left out of the comparison.
         if same_key && claims == (Record { csr: claims.csr.clone(), ..wanted.clone() }) {
             return Ok(signed);
         }
@@ -101,9 +103,10 @@ pub(crate) fn for_this_start(
     Ok(wanted.sign(&protocol.key, bundle.token.key()))
 }
 
-/// The host's name and four hex digits of its key: two hosts that were given one name differ.
+/// Returns the host's name and four hex digits of its key, so that two hosts with equal names
+/// differ.
 pub(crate) fn default_name(host_name: &str, key: &PublicKey) -> Name {
-    /// A name has 63 characters; five are the digits'.
+    /// A name has at most 63 characters; the hyphen and the digits take five.
     const LONGEST: usize = 58;
     let first_label = host_name.split('.').next().unwrap_or_default().to_ascii_lowercase();
     let mapped: String = first_label

@@ -1,4 +1,4 @@
-//! What the service shows, verified before the machine sees it.
+//! Verifies the service's answers before the state machine sees them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,39 +28,39 @@ use crate::status::Phase;
 /// Why an answer of the service can't be used.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
-    /// The statement chain.
+    /// The statement chain is invalid.
     #[error("the statement chain is not valid: {0}")]
     Chain(#[from] StatementError),
-    /// Another branch than the one that was verified before.
+    /// The statement chain branches off from the one that was verified before.
     #[error("the statement chain is not a continuation of the one shown before")]
     Branch,
-    /// Of another cluster than the bundle's.
+    /// The statement chain is of another cluster than the bundle's.
     #[error("the statement chain is another cluster's")]
     OtherCluster,
-    /// The document.
+    /// The commit document is invalid.
     #[error("{0}")]
     Document(#[from] DocumentError),
-    /// The certificates that came with it.
+    /// The certificates with the document are invalid.
     #[error("{0}")]
     Leaves(#[from] discovery_types::leaves::LeafError),
-    /// Following it there would be a promise never to be in any list again.
+    /// The epoch is beyond this agent's limit. A promise about such an epoch would exclude this
+    /// host from every later list.
     #[error(
         "it shows epoch {epoch}, and no cluster that this host has seen can have come beyond \
          {limit}: the service is broken, or lies"
     )]
     Epoch {
-        /// What it shows.
         epoch: u64,
-        /// As far as this agent follows.
+        /// The highest epoch that this agent accepts.
         limit: u64,
     },
-    /// None came.
+    /// The document came without this member's certificates.
     #[error("the document came without this member's certificates")]
     NoLeaves,
 }
 
 impl Bootstrap<'_> {
-    /// Takes in an answer, whichever request it is for.
+    /// Takes in an answer of the service to any request.
     pub(super) async fn absorb(&mut self, poll: PollResponse) -> Result<(), End> {
         if let Err(error) = self.take_chain(&poll.statements) {
             return self.unusable(&error);
@@ -93,9 +93,9 @@ impl Bootstrap<'_> {
         Ok(())
     }
 
-    /// A service that shows what can't be verified is broken or bad: it is told aloud, and asked
-    /// again later. A chain without the pinned statement is most likely the wrong bundle, which
-    /// asking again doesn't change.
+    /// Handles an answer that can't be verified: the service is broken or malicious. Logs it as an
+    /// error, and tries again later. A chain without the pinned statement most likely means a wrong
+    /// bundle. A retry can't help then, so the agent ends.
     fn unusable(&mut self, error: &Unusable) -> Result<(), End> {
         let text = format!("discovery's answer is refused: {}", chain(error));
         if let Unusable::Chain(StatementError::NotPinned) | Unusable::OtherCluster = error {
@@ -104,14 +104,15 @@ impl Bootstrap<'_> {
         tracing::error!("{text}");
         let pause = self.contact.retry.next_pause();
         self.contact.pause = pause;
-        // From the beginning: a redeem brings the service's newest keys too.
+        // Begin again with a redeem, which also fetches the service's newest keys.
         self.contact.redeemed = false;
         self.surroundings.board.phase(Phase::Contacting, text.clone());
         self.surroundings.board.error(text, None);
         Ok(())
     }
 
-    /// Keeps the longest chain; a shorter one (a restored database) changes nothing.
+    /// Adopts the chain if it is longer. A shorter one, as from a restored database, changes
+    /// nothing.
     fn take_chain(&mut self, statements: &[Jws]) -> Result<(), Unusable> {
         let known = &self.protocol.keepsakes.statements;
         let relation = relation(known, statements);
@@ -181,7 +182,8 @@ impl Bootstrap<'_> {
         self.act(actions).await
     }
 
-    /// Seats under a token that can't give one, by the service's clock or by this host's.
+    /// Returns the seats whose token can't give a seat now, by the service's clock or by this
+    /// host's.
     fn untimely(&self, list: &VerifiedProposal) -> BTreeMap<u8, String> {
         let own = self.surroundings.host.now().as_second();
         let clocks = [own, self.client.service_now_ms().div_euclid(1000)];
@@ -213,7 +215,8 @@ impl Bootstrap<'_> {
         });
     }
 
-    /// S1, for a list that can't even be read as one: no signature here says what it says.
+    /// Refuses a proposal that can't be verified (rule S1), before the state machine sees it. Its
+    /// signatures don't confirm its content.
     fn refuse_unseen(
         &mut self,
         epoch: u64,
@@ -269,7 +272,7 @@ impl Bootstrap<'_> {
         Ok(verified)
     }
 
-    /// A probe has ended.
+    /// Passes a probe's finding to the state machine.
     pub(super) async fn found(&mut self, finding: Finding) -> Result<(), End> {
         let Finding { epoch, peer, result } = finding;
         let result = match result {
@@ -324,20 +327,20 @@ impl Bootstrap<'_> {
     }
 }
 
-/// How long the proposal in this answer may wait for releases.
+/// Returns how long the proposal in this answer may wait for releases.
 fn patience_of(poll: &PollResponse) -> Duration {
     let left = poll.prepare_ms.map_or(Settings::DEFAULT.prepare, Millis);
     Duration::from_millis(patience(left).0).min(LONGEST_PATIENCE)
 }
 
-/// What a chain that is shown is to the one that is known.
+/// How a chain in an answer compares with the known one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Relation {
-    /// The same, or an earlier state of it.
+    /// The chain is equal to the known one, or its beginning.
     NothingNew,
-    /// It goes on where that one ends.
+    /// The chain continues the known one.
     Longer,
-    /// Neither.
+    /// The chain branches off from the known one.
     Branch,
 }
 
@@ -351,9 +354,9 @@ fn relation<T: PartialEq>(known: &[T], shown: &[T]) -> Relation {
     }
 }
 
-/// What the service takes as a reason.
+/// Cuts a text to the length that the service accepts as a reason.
 pub(crate) fn cut(text: String) -> String {
-    /// Characters in a reason, as the API has it.
+    /// Maximum number of characters in a reason, as the API defines it.
     const LIMIT: usize = 300;
     match text.char_indices().nth(LIMIT) {
         Some((end, _)) => text[..end].to_owned(),

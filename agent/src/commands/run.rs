@@ -1,4 +1,4 @@
-//! `run`: from whatever is on disk to a node that is looked after.
+//! `run`: continues from the state on disk, until the node runs under supervision.
 
 use std::net::IpAddr;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -35,12 +35,12 @@ use crate::state::node_dir;
 use crate::status::{Board, Phase};
 use crate::{cli, metrics, place, removal, service_manager, status, supervise};
 
-/// How often a directory whose data is lost is looked at again: a volume may be mounted late.
+/// How often a directory whose data is lost is examined again: a volume may be mounted late.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// How often a host without a place asks again, and reads its bundle file for a join ticket.
+/// How often a host without a place tries again, and reads its bundle file for a join ticket.
 const TICKET_EVERY: Duration = Duration::from_secs(15);
 
-/// Runs it.
+/// Runs the command `run`.
 pub(crate) async fn run(typed: cli::Run) -> Result<(), End> {
     let own_program = std::env::current_exe()
         .map_err(|error| End::Failed(format!("can't find this program's own file: {error}")))?;
@@ -74,7 +74,7 @@ pub(crate) async fn run(typed: cli::Run) -> Result<(), End> {
     result
 }
 
-/// SIGTERM and SIGINT ask for a clean end.
+/// Cancels `stop` at SIGTERM or SIGINT.
 fn stop_on_signals(stop: &CancellationToken) -> Result<(), End> {
     use tokio::signal::unix::{SignalKind, signal};
     let failed = |error| End::Failed(format!("can't listen for signals: {error}"));
@@ -91,7 +91,7 @@ fn stop_on_signals(stop: &CancellationToken) -> Result<(), End> {
     Ok(())
 }
 
-/// Tasks that run beside the work itself: status file, service manager, metrics listener.
+/// Tasks that run beside the main work: status file, service manager, metrics listener.
 struct Services {
     stop: CancellationToken,
     tasks: tokio_util::task::TaskTracker,
@@ -125,7 +125,7 @@ impl Services {
     }
 }
 
-/// The agent as a program that runs.
+/// The agent as a long-running program.
 struct Daemon<'a> {
     settings: &'a Settings,
     host: Arc<dyn Host>,
@@ -135,7 +135,7 @@ struct Daemon<'a> {
     node_kind: AskedKind,
 }
 
-/// What was found at a start, with its journal.
+/// The journal and key that were found at a start.
 struct Found {
     key: SigningKey,
     journal: Journal,
@@ -144,7 +144,8 @@ struct Found {
 }
 
 impl Daemon<'_> {
-    /// Journal and directory decide, nobody is asked.
+    /// Decides from the journal and the node's directory alone what to do, without a network
+    /// request. Then does it.
     async fn live(&self) -> Result<(), End> {
         loop {
             let loaded = journal::read(&self.settings.layout).map_err(state_end)?;
@@ -156,7 +157,8 @@ impl Daemon<'_> {
                 .facts()
                 .map_err(|error| End::Usage(format!("--machine-id-file: {error}")))?;
             let node = self.settings.layout.node();
-            // Our own node would end what was begun, and run a cluster that no statement knows.
+            // muster-node would complete the recovery, and run a cluster for which there is no
+            // recovery statement.
             if node.join(node_dir::FORCING).exists() {
                 return Err(End::Failed(format!(
                     "{}: a new cluster is half made here: muster-agent recover make ends what it began",
@@ -233,10 +235,11 @@ impl Daemon<'_> {
         removal::end(&tombstone)
     }
 
-    /// The journal was made on another machine: this is a clone before its node has run.
+    /// Moves the state aside if the journal was made on another machine: the disk is a clone, made
+    /// before its node ran.
     fn set_aside(&self, directory: &Directory) -> Result<(), End> {
         let both: &[&str] = match directory {
-            // A marker without a log belongs to the original's incarnation.
+            // A marker without a log belongs to the original machine's incarnation.
             Directory::Marked(_) => &["agent", "node"],
             _ => &["agent"],
         };
@@ -255,7 +258,7 @@ impl Daemon<'_> {
         layout.create().map(drop).map_err(state_end)
     }
 
-    /// True if the agent was told to stop.
+    /// Waits before the directory is examined again. Returns true if the agent was told to stop.
     async fn wait_for_replacement(&self, why: &str) -> bool {
         let text = format!(
             "the node's data is lost: {why}. If it is not coming back, this host can come in its own \
@@ -272,8 +275,8 @@ impl Daemon<'_> {
         }
     }
 
-    /// A host without a place waits a moment, and asks again with what the bundle file holds then,
-    /// where `--wait-for-ticket` was said. Every other end is one.
+    /// Waits before a host without a place tries again with the bundle file's new content, if
+    /// `--wait-for-ticket` was given. Passes every other end on.
     async fn wait_for_ticket(&self, ended: Result<(), End>) -> ControlFlow<Result<(), End>> {
         let why = match ended {
             Err(End::NoPlace(why)) if self.settings.wait_for_ticket => why,
@@ -292,7 +295,8 @@ impl Daemon<'_> {
     }
 
     async fn begin(&self, machine: discovery_formation::Machine) -> Result<(), End> {
-        // A bundle that can't be read must not cost a key.
+        // Read the bundle before a key is made, so that an unreadable bundle leaves no state
+        // behind.
         let read = self.stop.run_until_cancelled(read_bundle(self.settings)).await;
         let Some(bundle) = read.transpose()? else { return Ok(()) };
         if bundle.is_none() {
@@ -316,7 +320,7 @@ impl Daemon<'_> {
         let bundle = match read {
             None => return Ok(()),
             Some(Ok(bundle)) => bundle,
-            // It was redeemed before; the file may be gone by now.
+            // The bundle was redeemed at an earlier start, and its file may be gone.
             Some(Err(end)) if found.journal.record.is_some() => {
                 tracing::warn!("going on without the bundle: {end}");
                 None
@@ -351,7 +355,7 @@ impl Daemon<'_> {
         self.formed(formed, protocol).await
     }
 
-    /// Joins a cluster that runs.
+    /// Joins a running cluster with a join ticket.
     async fn enrol(
         &self,
         mut protocol: Protocol,
@@ -392,7 +396,8 @@ impl Daemon<'_> {
         let layout = self.settings.layout.clone();
         let record = supervise::own_record(&journal, key.public())?;
         place::move_to(&mut keepsakes, &record, self.settings, &self.host.addresses())?;
-        // A node that has data starts whatever the agent's disk says: only reports need the count.
+        // A node that has data starts even if the agent's disk is full: only reports need the new
+        // boot counter.
         if let Err(error) = journal::write(&layout, &journal, &keepsakes) {
             tracing::warn!(
                 error = chain(&error),
@@ -428,7 +433,8 @@ impl Daemon<'_> {
         }
     }
 
-    /// This host's addresses, once there is a route to discovery; nothing if told to stop before.
+    /// Returns this host's addresses, once there is a route to discovery. `None` if told to stop
+    /// before.
     async fn addresses(&self, join: &Join) -> Result<Option<Addresses>, End> {
         let addressing = &self.settings.addressing;
         let own = self.host.addresses();
@@ -465,7 +471,7 @@ impl Daemon<'_> {
         }
     }
 
-    /// What the journal knows, for a status that is true before anything else happens.
+    /// Shows the journal's facts in the status before anything else happens.
     fn show_known(&self, loaded: &Loaded) {
         let Loaded { journal, keepsakes, .. } = loaded;
         let incarnation = loaded.for_directory().incarnation;
@@ -508,7 +514,7 @@ impl Daemon<'_> {
     }
 }
 
-/// The journal of a new session.
+/// Returns the journal with its boot counter increased, for a new session.
 fn rebooted((key, loaded): (SigningKey, Loaded)) -> Found {
     let Loaded { journal, keepsakes, document, .. } = loaded;
     Found { key, journal: journal.rebooted(), keepsakes, document }

@@ -1,4 +1,5 @@
-//! `status`: what the agent and the node are doing, from the files, the locks, and the node itself.
+//! `status`: shows the state of the agent and the node, from the files, the locks and the node
+//! itself.
 
 use std::io::Write;
 use std::time::Duration;
@@ -20,33 +21,34 @@ use crate::status::Status;
 use crate::supervisor::process::Identity;
 use crate::tail;
 
-/// How often --wait looks whether the node is ready.
+/// How often --wait checks whether the node is ready.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// What `--json` prints: the agent's own words, and what was found out just now.
+/// The output of `--json`: the agent's last status, and the facts found now.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// Whether an agent holds the data directory.
+    /// Whether an agent holds the lock on the data directory.
     pub agent_running: bool,
-    /// The node's pid, if one runs.
+    /// The node's pid, if a node runs.
     pub node_pid: Option<i32>,
-    /// Whether the node says that it is ready; absent if it could not be asked.
+    /// The node's answer to the health check; absent if there was none.
     pub node_health: Option<Health>,
-    /// Why it could not be asked.
+    /// Why the health check failed.
     pub node_health_error: Option<String>,
-    /// The other members, as far as they answer this host; asked for only while its node isn't ready.
+    /// The other members, as far as they answer this host; asked for only while its node isn't
+    /// ready.
     #[serde(flatten)]
     pub peers: Peers,
-    /// What its own log last complained of, while it runs and isn't ready.
+    /// The last warning or error in the node's log, while it runs and isn't ready.
     pub node_complaint: Option<String>,
-    /// The tombstone, if the cluster has removed this member.
+    /// The tombstone as a sentence, if the cluster has removed this member.
     pub removed: Option<String>,
-    /// What the agent wrote last.
+    /// The status that the agent wrote last.
     #[serde(flatten)]
     pub status: Option<Status>,
 }
 
-/// Runs it.
+/// Runs the command `status`.
 pub(crate) async fn run(typed: &cli::Status, printer: &mut Printer<'_>) -> Result<(), End> {
     let layout = Layout::look(&typed.data_dir.data_dir)
         .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
@@ -64,8 +66,8 @@ pub(crate) async fn run(typed: &cli::Status, printer: &mut Printer<'_>) -> Resul
     }
 }
 
-/// Looks until the node is ready, or never will be, or `limit` is over; gives what was seen last. Says
-/// on standard error what it waits for.
+/// Checks until the node is ready, its member was removed, or `limit` has passed. Returns the last
+/// report. Prints to standard error what it waits for.
 async fn wait_ready(layout: &Layout, limit: Duration) -> Result<Report, End> {
     let start = Instant::now();
     let mut said = None;
@@ -88,7 +90,7 @@ async fn wait_ready(layout: &Layout, limit: Duration) -> Result<Report, End> {
         };
         if said != why {
             let line = why.as_deref().map(printable).unwrap_or_default();
-            // A reader that has gone away misses nothing that the exit code doesn't say.
+            // If standard error is closed, the exit code still tells the result.
             let _ = writeln!(std::io::stderr(), "waiting: {line}");
             said = why;
         }
@@ -97,7 +99,7 @@ async fn wait_ready(layout: &Layout, limit: Duration) -> Result<Report, End> {
 }
 
 impl Report {
-    /// Why the node doesn't serve, if it doesn't.
+    /// Returns why the node doesn't serve, or `None` if it does.
     fn why_not_ready(&self) -> Option<String> {
         if let Some(removed) = &self.removed {
             return Some(removed.clone());
@@ -132,7 +134,7 @@ async fn look(layout: &Layout) -> Result<Report, StateError> {
         (Some(_), Some(Ok(door))) => {
             let own = status_at(&door).await;
             let health = ask(&door, &own).await;
-            // A node that doesn't answer is not asked for its peers.
+            // If the node doesn't answer its own status, it can't list the peers either.
             if own.is_ok() && !health.as_ref().is_ok_and(|health| health.ready) {
                 peers = member::peers(&door).await;
             }
@@ -158,8 +160,8 @@ async fn look(layout: &Layout) -> Result<Report, StateError> {
     })
 }
 
-/// What a node says of itself. One that knows no leader waits for one before it says that it isn't
-/// ready: it is asked for that first.
+/// Returns the node's health. A node without a leader answers a health check only after waiting for
+/// one. So its status is checked for a leader first.
 async fn ask(door: &Door, own: &Result<NodeStatus, ClusterError>) -> Result<Health, String> {
     match own {
         Ok(NodeStatus { leader: None, raft_term, .. }) => {
@@ -192,7 +194,7 @@ fn for_people(report: &Report) -> String {
     line("agent", Some(agent_line(report)));
     let reason = status.and_then(|s| s.reason.as_deref());
     line("doing", status.map(|s| phrase(s.phase.as_str(), first_line(reason))));
-    // Quotations of the node's log within a reason get lines of their own.
+    // Lines that the reason quotes from the node's log are shown on lines of their own.
     for quoted in reason.into_iter().flat_map(|reason| reason.lines().skip(1)) {
         line("", Some(quoted.trim().to_owned()));
     }

@@ -1,4 +1,4 @@
-//! The verbs that change one thing, and how any change is made.
+//! The subcommands that make one change, and the steps common to all changes.
 
 use std::time::Duration;
 
@@ -14,23 +14,23 @@ use crate::cluster::{
 use crate::exit::{End, Kind};
 use crate::plan::{Objection, Plan, Wanted, plan};
 
-/// How long a change is asked for again where the cluster finds its members connected for too short
-/// a time (5 s is what it asks for), and how often.
+/// How long a change is retried while the cluster refuses it because its members have not been
+/// connected for 5 s, and the pause between attempts.
 const SETTLE_LIMIT: Duration = Duration::from_secs(15);
 const SETTLE_AGAIN: Duration = Duration::from_millis(500);
-/// How long a new leader may take to be known.
+/// How long to wait for a new leader to be known, and the pause between checks.
 const LEADER_LIMIT: Duration = Duration::from_secs(5);
 const LEADER_AGAIN: Duration = Duration::from_millis(50);
 
-/// What `--json` prints of a change.
+/// The output of `--json` for a change.
 #[derive(Serialize)]
 struct Done<'a> {
     member_id: MemberId,
     cluster_id: String,
-    /// The configuration since; `null` from stock etcd.
+    /// The configuration after the change; `null` from stock etcd.
     configuration: Option<u64>,
     members: &'a [Member],
-    /// What the new member has to be told.
+    /// Environment variables for starting the new member.
     #[serde(skip_serializing_if = "Option::is_none")]
     environment: Option<Environment>,
 }
@@ -47,13 +47,13 @@ impl<'a> Done<'a> {
     }
 }
 
-/// Changes that one command makes, each on the members that were seen before it.
+/// The changes that one command makes. Each is bound to the configuration of the last survey.
 pub(super) struct Session {
     cluster: Cluster,
 }
 
 impl Session {
-    /// Refuses if the members are not as they were `planned`.
+    /// Begins the changes. Fails if the configuration differs from `planned`.
     pub(super) fn begin(survey: &Survey, planned: Option<u64>) -> Result<Self, End> {
         match (planned, survey.members.configuration) {
             (Some(_), None) => Err(End::Usage(
@@ -72,7 +72,7 @@ impl Session {
         }
     }
 
-    /// Makes a change on the members that `survey` saw, and on no others.
+    /// Makes a change, only if the configuration is still the one that `survey` saw.
     pub(super) async fn change(
         &self,
         survey: &Survey,
@@ -82,7 +82,8 @@ impl Session {
         self.change_as(survey, change, *Uuid::new_v4().as_bytes(), answers).await
     }
 
-    /// Makes a change under the name `operation`, by which the cluster carries it out once.
+    /// Makes a change with the operation id `operation`, with which the cluster carries it out
+    /// once.
     async fn change_as(
         &self,
         survey: &Survey,
@@ -110,7 +111,7 @@ impl Session {
         }
     }
 
-    /// Removes a member; if it leads, it hands over first.
+    /// Removes a member. If it leads, it hands over the leadership first.
     async fn remove(
         &self,
         survey: &Survey,
@@ -120,7 +121,8 @@ impl Session {
         self.remove_as(survey, id, *Uuid::new_v4().as_bytes(), answers).await
     }
 
-    /// Removes a member under the name `operation`, by which a later run knows who removed it.
+    /// Removes a member with the operation id `operation`, by which a later run can tell that it
+    /// made the removal.
     pub(super) async fn remove_as(
         &self,
         survey: &Survey,
@@ -134,7 +136,7 @@ impl Session {
         self.change_as(survey, &Change::Remove(id), operation, answers).await
     }
 
-    /// The answer of a command that made several changes.
+    /// Prints the result of a command that made several changes.
     pub(super) fn done(
         &self,
         survey: &Survey,
@@ -147,7 +149,7 @@ impl Session {
     }
 }
 
-/// `member add`.
+/// Runs `member add`.
 pub(super) async fn add(
     cluster: &Cluster,
     typed: &Add,
@@ -187,8 +189,9 @@ pub(super) async fn add(
     answers.give(&done, text)
 }
 
-/// Refuses what needs no cluster to be refused, in the words of `member plan`. The cluster would take a
-/// second member of a name, and people would mean either by it.
+/// Refuses a change whose objections don't depend on the cluster's state, with the text of `member
+/// plan`. The cluster itself would accept a second member of one name, but the name would be
+/// ambiguous for people.
 pub(super) fn refuse_at_once(plan: &Plan) -> Result<(), End> {
     for objection in &plan.objections {
         match objection {
@@ -202,10 +205,10 @@ pub(super) fn refuse_at_once(plan: &Plan) -> Result<(), End> {
     Ok(())
 }
 
-/// Variables that a new member is started with, as etcd and `muster-node` read them.
+/// Environment variables for starting a new member, in the form that etcd and `muster-node` read.
 pub(super) type Environment = std::collections::BTreeMap<&'static str, String>;
 
-/// What `added`, by its name, is told of the others.
+/// Returns the variables for starting `added`, whose name is `name`.
 pub(super) fn environment(name: &str, added: &Member, members: &Members) -> Environment {
     let mut initial = Vec::new();
     for member in &members.list {
@@ -220,14 +223,14 @@ pub(super) fn environment(name: &str, added: &Member, members: &Members) -> Envi
     ])
 }
 
-/// A line for each, as a shell takes it.
+/// Formats the variables for a shell, one per line.
 pub(super) fn print_environment(environment: &Environment) -> String {
     let lines = environment.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// In double quotes, as etcdctl has it; but not what a shell would read in there: any member may choose
-/// such a name, and somebody pastes these lines.
+/// Quotes a value for a shell: in double quotes, as etcdctl does, unless a shell would interpret
+/// its content. Any member can choose such a name, and people paste these lines.
 fn quoted(value: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/=,@%+[]".contains(c);
     if value.chars().all(is_plain) {
@@ -236,7 +239,7 @@ fn quoted(value: &str) -> String {
     format!("'{}'", value.replace('\'', r"'\''"))
 }
 
-/// `member promote`.
+/// Runs `member promote`.
 pub(super) async fn promote(
     cluster: &Cluster,
     typed: &Promote,
@@ -257,7 +260,7 @@ pub(super) async fn promote(
     })
 }
 
-/// `member update`.
+/// Runs `member update`.
 pub(super) async fn update(
     cluster: &Cluster,
     typed: &Update,
@@ -282,7 +285,7 @@ pub(super) async fn update(
     })
 }
 
-/// `member remove`.
+/// Runs `member remove`.
 pub(super) async fn remove(
     cluster: &Cluster,
     typed: &Remove,
@@ -298,14 +301,14 @@ pub(super) async fn remove(
     })
 }
 
-/// What `--json` prints of a new leader.
+/// The output of `--json` for a new leader.
 #[derive(Serialize)]
 struct Moved {
     from: MemberId,
     to: MemberId,
 }
 
-/// `member move-leader`.
+/// Runs `member move-leader`.
 pub(super) async fn move_leader(
     cluster: &Cluster,
     typed: &MoveLeader,
@@ -336,8 +339,8 @@ pub(super) async fn move_leader(
     answers.give(&Moved { from, to }, || format!("Leadership moved from {from} to {to}"))
 }
 
-/// Lets `to`, or who is nearest to the leader's log, take over, and waits until it has. Gives who
-/// did.
+/// Hands the leadership to `to`, or else to the voter that has applied the most entries. Waits
+/// until there is a new leader, and returns it.
 async fn hand_over(survey: &Survey, to: Option<MemberId>) -> Result<MemberId, End> {
     let cluster = &survey.cluster;
     let leader = survey.leader.and_then(|id| survey.members.of_id(id));
@@ -353,7 +356,7 @@ async fn hand_over(survey: &Survey, to: Option<MemberId>) -> Result<MemberId, En
     let to = to.or_else(nearest);
     let to = to.ok_or_else(|| End::Failed("no other voter answers: nobody can lead".to_owned()))?;
     match cluster.move_leader(leader, to).await {
-        // Whether it has is seen below.
+        // Whether the leadership has moved is checked below.
         Err(ClusterError::Ambiguous { .. }) | Ok(()) => {}
         Err(error) => return Err(error.into()),
     }

@@ -1,4 +1,4 @@
-//! `member list`.
+//! `member list`: lists the members and their states.
 
 use serde::Serialize;
 
@@ -6,11 +6,11 @@ use super::{Answers, Survey};
 use crate::cluster::{Cluster, Member, NodeStatus};
 use crate::exit::End;
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct List<'a> {
     cluster_id: String,
-    /// `null` from stock etcd.
+    /// The configuration index; `null` from stock etcd.
     configuration: Option<u64>,
     leader: Option<String>,
     members: Vec<Row<'a>>,
@@ -21,18 +21,18 @@ struct Row<'a> {
     #[serde(flatten)]
     member: &'a Member,
     started: bool,
-    /// Why nothing is heard of it.
+    /// Why the member doesn't answer.
     silent: Option<&'a str>,
     term: Option<u64>,
     applied_index: Option<u64>,
-    /// Entries that the leader has and this member hasn't applied.
+    /// Number of entries that the leader has and this member hasn't applied.
     behind: Option<u64>,
     /// The leader's id, according to this member.
     leader: Option<String>,
     version: Option<&'a str>,
 }
 
-/// Runs it.
+/// Runs `member list`.
 pub(super) async fn run(cluster: &Cluster, answers: &mut Answers<'_, '_>) -> Result<(), End> {
     let survey = Survey::first(cluster, answers).await?;
     let list = List {
@@ -85,13 +85,13 @@ fn for_people(survey: &Survey, list: &List<'_>) -> String {
     lines.join("\n")
 }
 
-/// The name column: a member whose node has not started has no name, and an empty field would
-/// shift the columns that scripts split at spaces.
+/// Returns the text of the name column. A member that has not started has no name. An empty field
+/// would shift the columns that scripts split at spaces.
 fn shown_name(member: &Member) -> &str {
     if member.name.is_empty() { "-" } else { &member.name }
 }
 
-/// The leader that a member names, where that leader doesn't answer this host.
+/// Names the leader according to a member, for a leader that doesn't answer this host.
 fn names_leader(survey: &Survey, row: &Row<'_>) -> String {
     let Some(leader) = &row.leader else { return "knows no leader".to_owned() };
     let mut named = survey.members.list.iter();

@@ -1,4 +1,4 @@
-//! `member`: who the members are, and changes of them.
+//! `member`: lists the members and changes them.
 
 mod change;
 mod list;
@@ -22,14 +22,14 @@ use crate::printer::Printer;
 use crate::state::{self, Layout, journal, known};
 use crate::status::Status;
 
-/// Runs `member` with the verb that was typed.
+/// Runs `member` with the subcommand that was typed.
 pub(crate) async fn run(typed: &MemberCommand, printer: &mut Printer<'_>) -> Result<(), End> {
     let done = run_verb(typed, printer).await;
     done.map_err(|end| explain_missing_scheme(end, &typed.access))
 }
 
-/// A member that serves TLS closes a plain connection, which says nothing of the cause: names the
-/// scheme where an endpoint was typed without one and no certificate decided for https.
+/// Adds to an error that an endpoint had no scheme and was taken for http. A member that serves TLS
+/// closes such a connection without telling why.
 fn explain_missing_scheme(end: End, access: &Access) -> End {
     let End::Cluster(kind @ (Kind::Unreachable | Kind::Unknown), text) = end else { return end };
     match access.endpoints.iter().map(|url| url.trim()).find(|url| !url.contains("://")) {
@@ -64,7 +64,7 @@ async fn run_verb(typed: &MemberCommand, printer: &mut Printer<'_>) -> Result<()
     }
 }
 
-/// The cluster that was meant: by endpoints, or this host's own.
+/// Returns a client of the cluster: at the given endpoints, or this host's own cluster.
 pub(crate) fn cluster(access: &Access) -> Result<Cluster, End> {
     let layout = Layout::look(&access.data_dir)
         .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
@@ -80,7 +80,8 @@ pub(crate) fn cluster(access: &Access) -> Result<Cluster, End> {
         }
         return own(&layout);
     }
-    // Without certificates of their own, endpoints are asked as this host's agent, if there is one.
+    // Without certificates on the command line, endpoints are reached as this host's agent, if
+    // there is one.
     let identity = match typed {
         Some(identity) => Some(identity),
         None if layout.tls().join("client.crt").exists() => {
@@ -93,8 +94,8 @@ pub(crate) fn cluster(access: &Access) -> Result<Cluster, End> {
     Ok(Cluster::new(doors.map_err(usage)?))
 }
 
-/// This host's own node first. Where that one can't answer, as a learner can't, the members that the
-/// cluster listed last, and then those that the journal knows.
+/// Returns a client that tries this host's own node first. If that can't answer, as a learner
+/// can't, it tries the members listed last, and then those in the journal.
 fn own(layout: &Layout) -> Result<Cluster, End> {
     let own = Cluster::new(vec![own_door(layout)?]);
     let identity = Identity::own(&layout.tls()).map_err(usage)?;
@@ -105,7 +106,7 @@ fn own(layout: &Layout) -> Result<Cluster, End> {
     Ok(own.joined(&Cluster::new(doors.collect())))
 }
 
-/// The phase of this host's agent, where its cluster has given it no certificate yet.
+/// Returns the phase of this host's agent while the cluster has given it no certificate.
 fn not_a_member_yet(layout: &Layout, status: &Status) -> Option<String> {
     if layout.tls().join("client.crt").exists() {
         return None;
@@ -155,7 +156,7 @@ impl From<ClusterError> for End {
     }
 }
 
-/// The members of a host's cluster, as far as they answer this host.
+/// State of the members of a host's cluster, as far as they answer this host.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Peers {
     /// The missing members and the next step, if too few members answer for the cluster to serve.
@@ -167,7 +168,7 @@ pub(crate) struct Peers {
     pub leader: Option<String>,
 }
 
-/// Asks the members that the node at this door remembers.
+/// Asks the members that the node at this door knows, even without a leader.
 pub(crate) async fn peers(door: &Door) -> Peers {
     let Some(survey) = Survey::remembered(&Cluster::new(vec![door.clone()])).await else {
         return Peers::default();
@@ -176,14 +177,14 @@ pub(crate) async fn peers(door: &Door) -> Peers {
     Peers { no_quorum: survey.sight().no_quorum(), silent, leader }
 }
 
-/// Where a verb's answer goes.
+/// Prints a command's result and its notes.
 struct Answers<'p, 'o> {
     printer: &'p mut Printer<'o>,
     json: bool,
 }
 
 impl Answers<'_, '_> {
-    /// The answer: as JSON, or as `text` says it.
+    /// Prints the result: as JSON, or as the text that `text` returns.
     fn give<T: Serialize>(&mut self, value: &T, text: impl FnOnce() -> String) -> Result<(), End> {
         let text = if self.json {
             serde_json::to_string_pretty(value).expect("answers are plain structs")
@@ -193,7 +194,7 @@ impl Answers<'_, '_> {
         self.printer.line(&text).map_err(|error| End::Failed(error.to_string()))
     }
 
-    /// Something to know meanwhile, on standard error; for programs a JSON document a line.
+    /// Prints a note to standard error: as text, or with `--json` as one JSON document per line.
     fn note(&self, text: &str) {
         let lines: Vec<String> = text.lines().map(|line| printable(line).into_owned()).collect();
         let line = if self.json {
@@ -201,11 +202,11 @@ impl Answers<'_, '_> {
         } else {
             lines.join("\n")
         };
-        // Who doesn't listen doesn't have to.
+        // If standard error is closed, the note is lost and the command goes on.
         let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{line}\n").as_bytes());
     }
 
-    /// What a change costs.
+    /// Prints the warnings of a plan as notes.
     fn notes(&self, warnings: &[Warning]) {
         for warning in warnings {
             self.note(&format!("note: {warning}"));
@@ -213,7 +214,7 @@ impl Answers<'_, '_> {
     }
 }
 
-/// The member that was typed: by its name, else by its id or a peer URL.
+/// Finds the member that was typed: by its name, or else by its id or a peer URL.
 fn find<'a>(members: &'a [Member], typed: &str) -> Result<&'a Member, End> {
     let mut named = members.iter().filter(|member| member.is_started() && member.name == typed);
     match (named.next(), named.next()) {
@@ -229,8 +230,8 @@ fn find<'a>(members: &'a [Member], typed: &str) -> Result<&'a Member, End> {
     members.iter().find(is_meant).ok_or_else(|| no_such_member(members, typed))
 }
 
-/// The usage error for a member that isn't in the list. A member has a name only once its node has
-/// started; before that its id, or one of its peer URLs, has to be typed.
+/// Returns the usage error for a member that isn't in the list. A member has a name only once its
+/// node has started. Before that, its id or one of its peer URLs has to be typed.
 fn no_such_member(members: &[Member], typed: &str) -> End {
     let describe = |member: &Member| match member.is_started() {
         true => format!("{} ({})", member.id, member.name),

@@ -1,4 +1,4 @@
-//! `member plan`: what a change would do; and what every change says of itself before it is made.
+//! `member plan`: shows what a change would do, without making it.
 
 use serde::Serialize;
 
@@ -8,18 +8,18 @@ use crate::cluster::Cluster;
 use crate::exit::{End, Kind};
 use crate::plan::{Plan, Shape, State, Wanted, plan};
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Told<'a> {
     cluster_id: String,
-    /// For `--plan-at`; `null` from stock etcd.
+    /// The configuration index, for `--plan-at`; `null` from stock etcd.
     configuration: Option<u64>,
     before: Numbers,
     after: Numbers,
     members: Vec<Found<'a>>,
     steps: Vec<String>,
     warnings: Vec<String>,
-    /// Why it would be refused; empty if it would not.
+    /// Why the cluster would refuse the change; empty if it would not.
     refused: Vec<String>,
 }
 
@@ -28,10 +28,10 @@ struct Numbers {
     voters: usize,
     learners: usize,
     quorum: usize,
-    /// How many voters may fail if all are well.
+    /// Number of voters that may fail if all work now.
     failure_tolerance: usize,
     answering: usize,
-    /// How many more may fail now; `null` if there is no quorum.
+    /// Number of voters that may fail in addition now; `null` if there is no quorum.
     may_fail_now: Option<usize>,
 }
 
@@ -58,7 +58,7 @@ impl From<Shape> for Numbers {
     }
 }
 
-/// Runs it.
+/// Runs `member plan`.
 pub(super) async fn run(
     cluster: &Cluster,
     typed: &Typed,

@@ -1,4 +1,4 @@
-//! `member replace`: what comes next is asked after every step, of the list of members alone.
+//! `member replace`: replaces a member. Each next step follows from the list of members alone.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::cluster::{Change, Cluster, MemberId, NewMember};
 use crate::exit::{End, Kind};
 use crate::plan::{Next, next, plan};
 
-/// Runs it.
+/// Runs `member replace`.
 pub(super) async fn run(
     cluster: &Cluster,
     typed: &Replace,
@@ -89,8 +89,8 @@ pub(super) async fn run(
     }
 }
 
-/// The name of the removal that a replacement makes: a later run of this command gives it the same
-/// name, and another replacement of the same member another one.
+/// Returns the operation id of the removal that a replacement makes. A later run of the same
+/// command gets the same id; another replacement of the same member gets a different one.
 fn operation(cluster_id: u64, old: MemberId, peer_urls: &[String]) -> [u8; 16] {
     let urls = peer_urls.iter().cloned().collect::<BTreeSet<_>>();
     let urls = urls.into_iter().collect::<Vec<_>>().join(",");
@@ -102,7 +102,7 @@ fn operation(cluster_id: u64, old: MemberId, peer_urls: &[String]) -> [u8; 16] {
     id
 }
 
-/// Refuses to go on in the place of `old`, which is gone, unless `operation` has removed it.
+/// Fails unless `operation` has removed `old`, which is gone.
 async fn must_be_own_removal(
     survey: &Survey,
     typed: &Replace,
@@ -115,7 +115,8 @@ async fn must_be_own_removal(
     }
 }
 
-/// The old member is gone, and not by this replacement: a new one would be one member more.
+/// Returns the error for an old member that another operation removed: the new one would be an
+/// additional member.
 fn removed_elsewhere(survey: &Survey, typed: &Replace, old: MemberId) -> End {
     let Replace { name, peer_urls, .. } = typed;
     let urls = peer_urls.join(",");
@@ -137,7 +138,8 @@ fn removed_elsewhere(survey: &Survey, typed: &Replace, old: MemberId) -> End {
     End::Cluster(Kind::Refused, text)
 }
 
-/// Who is replaced. Once it is gone, only its id says who that was: a name could be mistyped.
+/// Returns the id of the member to replace. Once that is removed, it has to be given by its id,
+/// since a name could be mistyped.
 fn old(survey: &Survey, typed: &Replace) -> Result<MemberId, End> {
     let members = &survey.members;
     let found = match find(&members.list, &typed.old) {

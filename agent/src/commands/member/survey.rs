@@ -1,4 +1,4 @@
-//! The members, and what each says of itself.
+//! A survey of the cluster: its members, and the status that each reports.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -12,29 +12,29 @@ use crate::cluster::{Cluster, ClusterError, Member, MemberId, Members, NodeStatu
 use crate::exit::{End, chain};
 use crate::plan::{Seen, Sight, State};
 
-/// How long a cluster that was there a moment ago is looked for, and how often.
+/// How long a survey is repeated while the cluster doesn't answer, and the pause between attempts.
 const LOOK_LIMIT: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// What one look at a cluster found.
+/// Result of one survey of a cluster.
 pub(super) struct Survey {
-    /// The cluster, by all of its members.
+    /// Client that reaches the cluster through all of its members.
     pub cluster: Cluster,
-    /// The members, as the cluster knows them for certain.
+    /// The members, from a linearizable read.
     pub members: Members,
-    /// Who leads.
+    /// The leader, if there is one.
     pub leader: Option<MemberId>,
-    /// What each member says, in the members' order; or why nothing is heard of it.
+    /// Status of each member, in the order of `members`, or why it didn't answer.
     pub said: Vec<Result<NodeStatus, String>>,
 }
 
 impl Survey {
-    /// Asks the cluster for its members, and then all of them at once how they are.
+    /// Reads the members from the cluster, then asks each for its status concurrently.
     pub(super) async fn of(cluster: &Cluster) -> Result<Self, ClusterError> {
         Ok(Self::asking(cluster, cluster.list().await?).await)
     }
 
-    /// Asks these members, all at once, how they are.
+    /// Asks each of these members for its status concurrently.
     async fn asking(cluster: &Cluster, members: Members) -> Self {
         let cluster = cluster.reaching(&members);
         let said = join_all(members.list.iter().map(|member| ask(&cluster, member))).await;
@@ -43,8 +43,8 @@ impl Survey {
         Self { cluster, members, leader, said }
     }
 
-    /// The same for a command that begins: says so where it takes long, and what to do where too few
-    /// answer for the cluster to do so.
+    /// First survey of a command. Prints a note if it is slow. Fails with advice if there is no
+    /// quorum.
     pub(super) async fn first(cluster: &Cluster, answers: &Answers<'_, '_>) -> Result<Self, End> {
         let mut look = pin!(Self::of(cluster));
         let looked = match timeout(SILENT_FOR, &mut look).await {
@@ -63,18 +63,18 @@ impl Survey {
         }
     }
 
-    /// Who is missing, by the list that any member remembers.
+    /// Returns which members are missing, by any member's own list; `None` if there is a quorum.
     pub(super) async fn why_silent(cluster: &Cluster) -> Option<String> {
         Self::remembered(cluster).await?.sight().no_quorum()
     }
 
-    /// Asks each member of the list that any member remembers, also where there is no leader.
+    /// Surveys the members in any member's own list, which needs no leader.
     pub(super) async fn remembered(cluster: &Cluster) -> Option<Self> {
         let members = cluster.remembered().await.ok()?;
         Some(Self::asking(cluster, members).await)
     }
 
-    /// The same again. The cluster may be between two leaders meanwhile: it is given some time.
+    /// Repeats the survey, retrying for a while, since the cluster may have no leader for a moment.
     pub(super) async fn again(&self) -> Result<Self, ClusterError> {
         let start = Instant::now();
         loop {
@@ -87,12 +87,12 @@ impl Survey {
         }
     }
 
-    /// Each member, and what it says.
+    /// Iterates over the members and their statuses.
     pub(super) fn each(&self) -> impl Iterator<Item = (&Member, &Result<NodeStatus, String>)> {
         self.members.list.iter().zip(&self.said)
     }
 
-    /// What a plan needs to know.
+    /// Returns the observed states that a plan is made from.
     pub(super) fn sight(&self) -> Sight {
         let see = |(member, said): (&Member, &Result<NodeStatus, String>)| {
             let state = match said {
@@ -105,8 +105,8 @@ impl Survey {
         Sight { members: self.each().map(see).collect(), leader: self.leader }
     }
 
-    /// The members that don't answer, each with the reason; and who leads, where a member that answers
-    /// says so.
+    /// Returns the members that don't answer, each with the reason. Also returns the leader, if a
+    /// member that answers knows it.
     pub(super) fn silent(&self) -> (Vec<String>, Option<String>) {
         let sight = self.sight();
         let silent = sight.members.iter().zip(&self.said).filter_map(|(seen, said)| {
@@ -117,7 +117,7 @@ impl Survey {
         (silent.collect(), leader)
     }
 
-    /// What a member is, in a word.
+    /// Returns a member's role: learner, leader or voter.
     pub(super) fn role(&self, member: &Member) -> &'static str {
         match (member.is_learner, Some(member.id) == self.leader) {
             (true, _) => "learner",
@@ -126,12 +126,12 @@ impl Survey {
         }
     }
 
-    /// What the leader says.
+    /// Returns the leader's status, if it answered.
     pub(super) fn leaders_status(&self) -> Option<&NodeStatus> {
         self.said.iter().flatten().find(|status| Some(status.member_id) == self.leader)
     }
 
-    /// How many entries this member has to fetch still, as far as it and the leader say.
+    /// Returns how many entries a member lacks, if the leader answered.
     pub(super) fn behind(&self, status: &NodeStatus) -> Option<u64> {
         self.leaders_status().map(|leader| leader.raft_index.saturating_sub(status.applied_index))
     }

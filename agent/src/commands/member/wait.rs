@@ -1,4 +1,4 @@
-//! Waiting for members, aloud.
+//! Waits for members, and prints notes meanwhile.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use crate::cluster::{Cluster, MemberId};
 use crate::exit::End;
 use crate::plan::{IN_SYNC_ENTRIES, Pace, Progress, State};
 
-/// How often members are looked at.
+/// How often the members are surveyed.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// How long nothing is said of a wait, and how often something is after that.
+/// How long a wait lasts before its first note, and the pause between notes after that.
 pub(super) const SILENT_FOR: Duration = Duration::from_secs(2);
 const SAY_AGAIN: Duration = Duration::from_secs(2);
-/// For how long members have to be well: as long as the cluster asks of them before it lets its
-/// members change.
+/// How long all members have to be well: as long as the cluster itself requires before a membership
+/// change.
 const WELL_FOR: Duration = Duration::from_secs(5);
 
-/// One wait: how long, for what, and what was said of it.
+/// A wait with its limit, and the time of its last note.
 pub(super) struct Watch {
     start: Instant,
     patience: Duration,
@@ -31,7 +31,7 @@ impl Watch {
         Self { start: Instant::now(), patience, said: None }
     }
 
-    /// Says why it is still waited, now and then.
+    /// Prints a note on what is waited for, if one is due.
     fn say(&mut self, answers: &Answers<'_, '_>, text: impl FnOnce() -> String) {
         let due = self.said.map_or(self.start + SILENT_FOR, |said| said + SAY_AGAIN);
         if Instant::now() >= due {
@@ -40,7 +40,8 @@ impl Watch {
         }
     }
 
-    /// The same, and waits a little; fails when nothing has happened for too long.
+    /// Prints a note if one is due, and waits before the next survey. Fails if there was no
+    /// progress for too long.
     pub(super) async fn wait(
         &mut self,
         answers: &Answers<'_, '_>,
@@ -61,7 +62,7 @@ impl Watch {
     }
 }
 
-/// Waits until the learner `id` is in sync; gives what was seen then.
+/// Waits until the learner `id` is in sync. Returns the last survey.
 pub(super) async fn in_sync(
     first: &Survey,
     id: MemberId,
@@ -103,9 +104,9 @@ fn pace(label: &str, pace: Pace) -> String {
     }
 }
 
-/// `member wait`: until all members have answered and been in sync, for as long as a change of
-/// members asks for. Who the members are is read anew at each look: meanwhile they may be replaced, and
-/// this host may become one of them.
+/// Runs `member wait`: waits until all members have answered and been in sync for 5 s, as a
+/// membership change requires. Each survey reads the list of members again: a member may be
+/// replaced meanwhile, and this host may become a member.
 pub(super) async fn all_well(
     access: &Access,
     patience: Duration,
@@ -141,7 +142,7 @@ pub(super) async fn all_well(
     super::list::run(&reached, answers).await
 }
 
-/// Who isn't well.
+/// Returns which members are not well, or `None`.
 fn trouble(survey: &Survey) -> Option<String> {
     if survey.leader.is_none() {
         return Some("nobody leads".to_owned());
