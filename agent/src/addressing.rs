@@ -22,9 +22,9 @@ const CLIENT_PORT: u16 = 2379;
 pub(crate) struct Addressing {
     /// Host or address for both URLs; derived from the route to discovery if absent.
     pub advertise: Option<String>,
-    /// Port for the other members.
+    /// Port on which the other members are served.
     pub peer_port: Option<u16>,
-    /// Port for clients.
+    /// Port on which clients are served.
     pub client_port: Option<u16>,
     /// Complete URL for the other members.
     pub peer_url: Option<NodeUrl>,
@@ -37,18 +37,18 @@ pub(crate) struct Addressing {
 /// Addresses on which the node listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listen {
-    /// Address for the other members.
+    /// Address on which the other members are served.
     pub peer: SocketAddr,
-    /// Address for clients.
+    /// Address on which clients are served.
     pub client: SocketAddr,
 }
 
 /// The addresses of a host's node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Addresses {
-    /// URL for the other members.
+    /// URL that the other members use.
     pub peer_url: NodeUrl,
-    /// URL for clients.
+    /// URL that clients use.
     pub client_url: NodeUrl,
     pub listen: Listen,
 }
@@ -84,7 +84,8 @@ impl Addressing {
         Ok(addressing)
     }
 
-    /// Returns whether the flags give both URLs, so that the route to discovery isn't needed.
+    /// Returns whether both URLs follow from the flags, so that the route to discovery isn't
+    /// needed.
     pub(crate) fn is_complete(&self) -> bool {
         self.advertise.is_some() || (self.peer_url.is_some() && self.client_url.is_some())
     }

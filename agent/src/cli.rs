@@ -14,7 +14,7 @@ pub(crate) use self::member::{
 /// The data directory unless the command line gives another.
 pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
 
-/// The host's side of Muster.
+/// All arguments of muster-agent.
 #[derive(Debug, Parser)]
 #[command(
     name = "muster-agent",
@@ -117,7 +117,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Arguments of `run`.
+/// Command-line arguments of `run`.
 #[derive(Args, Debug)]
 pub(crate) struct Run {
     /// Option for the data directory.
@@ -201,7 +201,7 @@ pub(crate) struct Run {
     pub node_flags: Vec<String>,
 }
 
-/// Arguments of `status`.
+/// Command-line arguments of `status`.
 #[derive(Args, Debug)]
 pub(crate) struct Status {
     /// Option for the data directory.
@@ -221,7 +221,7 @@ pub(crate) struct Status {
     pub json: bool,
 }
 
-/// Arguments of `reset`.
+/// Command-line arguments of `reset`.
 #[derive(Args, Debug)]
 pub(crate) struct Reset {
     /// Option for the data directory.

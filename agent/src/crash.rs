@@ -10,7 +10,7 @@ pub(crate) enum Step {
     Key,
     /// The record is durable, the redeem not yet sent.
     Redeem,
-    /// The bound is durable, the acknowledgement not yet sent.
+    /// The signed list (bound) is durable, its acknowledgement not yet sent.
     Ack,
     /// The acknowledgement was sent.
     AckSent,
@@ -26,15 +26,15 @@ pub(crate) enum Step {
     Changed,
     /// A new cluster was made from this host's data; no statement records it yet.
     Made,
-    /// The marker is durable, `launching` not yet.
+    /// The marker in the node's directory is durable, `launching` is not yet in the journal.
     Marker,
-    /// `launching` is durable, the launcher not yet started.
+    /// `launching` is durable in the journal, the launcher not yet started.
     Launching,
     /// The launcher wrote its pid file and has not executed the node.
     Launcher,
-    /// The node runs, `ran` is not yet durable.
+    /// The node runs, `ran` is not yet durable in the journal.
     Exec,
-    /// `ran` is durable.
+    /// `ran` is durable in the journal.
     Ran,
 }
 

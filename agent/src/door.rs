@@ -36,7 +36,7 @@ pub(crate) enum DoorError {
     Certificates {
         /// Path of the file.
         what: String,
-        /// The underlying error.
+        /// The error of the file or of TLS.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },

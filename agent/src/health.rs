@@ -68,7 +68,7 @@ impl Door {
     }
 }
 
-/// Status code and body of an HTTP/1.1 answer, chunked or not.
+/// Parses status code and body of an HTTP/1.1 answer, chunked or not.
 fn parse(answer: &[u8]) -> Option<(u16, String)> {
     let text = String::from_utf8_lossy(answer);
     let (head, body) = text.split_once("\r\n\r\n")?;

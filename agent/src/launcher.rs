@@ -96,6 +96,7 @@ fn take_inherited_lock(path: &Path) -> Result<bool, StateError> {
 
 fn try_inherited_lock(path: &Path) -> Result<bool, StateError> {
     let file = lock::open(path)?;
+    // Clears close-on-exec, so that the node's program keeps the locked file open.
     fcntl_setfd(&file, FdFlags::empty())
         .map_err(|error| StateError::io("keep open", path)(error.into()))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {

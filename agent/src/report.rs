@@ -47,7 +47,7 @@ const TROUBLE_AFTER: Duration = Duration::from_secs(5);
 /// Minimum time until an accepted report is repeated; jitter adds at most as much again.
 const AGAIN: Duration = REPORT_AGAIN;
 
-/// How often the members are compared with those last reported, without a hint.
+/// How often the members are compared with those last reported, if no hint comes sooner.
 const LOOK_AT_MEMBERS: Duration = Duration::from_secs(5);
 
 /// Data and clients for reports about this host's node.
@@ -133,9 +133,9 @@ impl Report {
         }
     }
 
-    /// Sends the last report of the removed member `own`: the list of members without it, read from
-    /// `others`. Without it, discovery could not accept the removal of one of two members, which
-    /// takes both their reports.
+    /// Sends the last report about the removed member `own`: the cluster's members without it, as
+    /// read from `others`. If a cluster of two removes a member, discovery needs the reports of
+    /// both to accept that one is left.
     pub(crate) async fn last_word(&self, own: MemberId, others: &Cluster) -> Result<(), String> {
         let members = others.list().await.map_err(|error| chain(&error))?;
         let status = others.status().await.map_err(|error| chain(&error))?;

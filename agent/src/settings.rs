@@ -49,7 +49,7 @@ const MAX_CLUSTER_ADDRESSES: usize = 64;
 pub(crate) enum BundleSource {
     /// A file with this path.
     File(PathBuf),
-    /// Standard input (`-`).
+    /// Standard input, given as `-`.
     Stdin,
 }
 

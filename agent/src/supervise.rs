@@ -57,7 +57,7 @@ const LAST_WORD: Duration = Duration::from_secs(5);
 pub(crate) struct Programs<'a> {
     /// Path of this program, which is also the launcher.
     pub own: &'a Path,
-    /// Which kind of node the node's program is: muster-node or etcd.
+    /// Kind of the node's program: muster-node or etcd.
     pub node_kind: AskedKind,
 }
 
@@ -218,7 +218,7 @@ struct Plan {
     /// The identity with which the node runs.
     life: Life,
     program: Program,
-    /// The member's addresses.
+    /// The member's URLs and listen addresses.
     at: Addresses,
     /// Client URLs of the members, as far as the journal has them.
     client_urls: BTreeSet<String>,
@@ -514,8 +514,8 @@ async fn conclude(
     }
 }
 
-/// Reports the removal, which is durable by now, to discovery. If that fails, discovery knows no
-/// less than it would of a host that vanished.
+/// Reports the removal, which is durable by now, to discovery. If that fails, discovery is no worse
+/// off than with a host that vanished.
 async fn last_word(plan: &Plan, protocol: &Protocol, known: &Known) {
     let Some(report) = plan.report(protocol, known) else { return };
     let told = async {

@@ -23,7 +23,7 @@ pub(super) enum Errand {
     Nack(NackRequest),
     /// This host's row of the matrix.
     Row(ProbesRequest),
-    /// A signed release.
+    /// A signed release of an epoch and all lower ones.
     Release(Jws),
     /// The held document, for a service that may have lost it.
     Adopt(Box<AdoptRequest>),
@@ -36,7 +36,7 @@ pub(super) enum Kind {
     Answer,
     /// A row of the matrix, [`Errand::Row`].
     Row,
-    /// A release, [`Errand::Release`].
+    /// A signed release, [`Errand::Release`].
     Release,
     /// The held document, [`Errand::Adopt`].
     Adopt,

@@ -67,7 +67,7 @@ pub(crate) enum Formed {
     Stopped,
 }
 
-/// The agent's parts that forming depends on.
+/// Parts of the agent that forming the cluster depends on.
 pub(crate) struct Surroundings {
     pub host: Arc<dyn Host>,
     /// The status to update.
@@ -86,7 +86,7 @@ struct Offered {
     impatient_at: Instant,
 }
 
-/// The task state of forming: the only owner of everything it uses.
+/// State of the one task that forms the cluster; the only owner of all that it uses.
 pub(crate) struct Bootstrap<'a> {
     protocol: &'a mut Protocol,
     surroundings: Surroundings,
@@ -127,7 +127,7 @@ struct Contact {
 }
 
 impl<'a> Bootstrap<'a> {
-    /// Makes the task from a journal whose record exists, or is about to be made by
+    /// Makes the state from a journal whose record exists, or is about to be made by
     /// [`Bootstrap::form`].
     pub(crate) fn new(
         protocol: &'a mut Protocol,

@@ -28,7 +28,7 @@ pub(super) struct Progress {
     explained: BTreeSet<String>,
     /// The cluster's state as the service last showed it.
     cluster: Option<(Phase, String)>,
-    /// What this host itself waits for, and when that began.
+    /// Reason why this host itself waits, and when that began.
     waits_for: Option<(String, Instant)>,
     line: String,
     said_at: Option<Instant>,

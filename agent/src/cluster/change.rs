@@ -24,7 +24,7 @@ const MOST_TRIES: u32 = 3;
 /// One change of the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Add a member.
+    /// Add a new member to the cluster.
     Add(NewMember),
     /// Make a learner a voter.
     Promote(MemberId),

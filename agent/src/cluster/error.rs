@@ -25,7 +25,7 @@ pub(crate) enum ClusterError {
     /// The cluster refused the request; nothing has changed.
     #[error("refused: {text}")]
     Refused {
-        /// gRPC status code.
+        /// gRPC status code of the answer.
         code: Code,
         /// Text of the server.
         text: String,
@@ -41,7 +41,7 @@ pub(crate) enum ClusterError {
     /// The members have changed since the change was planned.
     #[error("the plan is stale: {text}")]
     Stale {
-        /// The current configuration.
+        /// The configuration that the cluster has now.
         now: Option<u64>,
         /// Text of the server.
         text: String,

@@ -47,20 +47,21 @@ const CHANGE_DEADLINE: Duration = Duration::from_secs(15);
 /// gRPC metadata key of the configuration in answers.
 const CONFIGURATION: &str = "muster-configuration";
 
-/// A client of a cluster, with the doors to its members.
+/// A client of a cluster, which knows the client ports of its members.
 #[derive(Clone, Debug)]
 pub(crate) struct Cluster {
     doors: Vec<Door>,
 }
 
 impl Cluster {
-    /// Makes a client that tries these doors in order and uses the first that can be connected to.
+    /// Makes a client that tries these client ports in order, and uses the first that it can
+    /// connect to.
     pub(crate) fn new(doors: Vec<Door>) -> Self {
         Self { doors }
     }
 
-    /// Returns a client that also tries these members' client URLs if the given doors fail. The
-    /// member behind a given door may be the one to be removed.
+    /// Returns a client that also tries these members' client URLs, after its own ports. The member
+    /// at one of its own ports may be the one to be removed.
     pub(crate) fn reaching(&self, members: &Members) -> Self {
         let mut doors = self.doors.clone();
         for url in members.list.iter().flat_map(|member| &member.client_urls) {
@@ -70,7 +71,7 @@ impl Cluster {
         Self { doors }
     }
 
-    /// Returns a client that also tries the doors of `other`.
+    /// Returns a client that also tries the client ports of `other`.
     pub(crate) fn joined(&self, other: &Self) -> Self {
         let mut joined = self.clone();
         for door in &other.doors {
@@ -174,8 +175,9 @@ impl Cluster {
             .await
     }
 
-    /// Returns a client that asks only this member, at its own client URLs. For this host's own
-    /// node keep the given door: its URL may lead elsewhere.
+    /// Returns a client that asks only this member, at its own client URLs. Don't use it for this
+    /// host's own node: the client URL of that may lead elsewhere, while its listen address is
+    /// known.
     pub(crate) fn at(&self, member: &Member) -> Result<Self, ClusterError> {
         let identity = self.doors.iter().find_map(Door::identity);
         let (mut doors, mut refused) = (Vec::new(), None);
@@ -223,7 +225,7 @@ impl Cluster {
     }
 }
 
-/// Returns the status of the node behind this door.
+/// Returns the status of the node at this client port.
 pub(crate) async fn status_at(door: &Door) -> Result<NodeStatus, ClusterError> {
     Cluster::new(vec![door.clone()]).status().await
 }
@@ -256,8 +258,8 @@ async fn status(channel: Channel) -> Result<Response<pb::StatusResponse>, Status
     MaintenanceClient::new(channel).status(StatusRequest::default()).await
 }
 
-/// Makes a member of etcd before 3.5 catch up by a linearizable read. Such a member lists the
-/// members as it happens to know them.
+/// Makes a member of etcd before 3.5 catch up by a linearizable read, before it lists the members.
+/// Such a member lists them as it happens to know them.
 async fn wait_for_old(channel: Channel) -> Result<(), Status> {
     let version = status(channel.clone()).await?.into_inner().version;
     if ["3.2.", "3.3.", "3.4."].iter().any(|old| version.starts_with(old)) {

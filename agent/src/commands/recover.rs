@@ -126,6 +126,7 @@ fn make_cluster(typed: &Make, printer: &mut Printer<'_>) -> Result<(), End> {
         return Err(End::Failed(format!("nothing was changed: {text}")));
     }
     consent(typed, &host.phrase())?;
+    // Made before it is signed: after a crash in between, a repeated run finds this cluster.
     let made = match host.unsigned(&survivors[0].sight) {
         Some(made) => made,
         None => programs.make(&layout.node())?,

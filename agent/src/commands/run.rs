@@ -37,7 +37,8 @@ use crate::{cli, metrics, place, removal, service_manager, status, supervise};
 
 /// How often a directory whose data is lost is examined again: a volume may be mounted late.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// How often a host without a place tries again, and reads its bundle file for a join ticket.
+/// How often a host that has no place in the cluster tries again, and reads its bundle file for a
+/// join ticket.
 const TICKET_EVERY: Duration = Duration::from_secs(15);
 
 /// Runs the command `run`.
@@ -235,8 +236,8 @@ impl Daemon<'_> {
         removal::end(&tombstone)
     }
 
-    /// Moves the state aside if the journal was made on another machine: the disk is a clone, made
-    /// before its node ran.
+    /// Moves the state of a clone aside: its journal was made on another machine, and the node has
+    /// not run yet.
     fn set_aside(&self, directory: &Directory) -> Result<(), End> {
         let both: &[&str] = match directory {
             // A marker without a log belongs to the original machine's incarnation.
@@ -275,8 +276,9 @@ impl Daemon<'_> {
         }
     }
 
-    /// Waits before a host without a place tries again with the bundle file's new content, if
-    /// `--wait-for-ticket` was given. Passes every other end on.
+    /// Decides whether to try again after an attempt has ended. If this host has no place in the
+    /// cluster and `--wait-for-ticket` was given, waits, then continues with the bundle file's new
+    /// content. Passes every other end on.
     async fn wait_for_ticket(&self, ended: Result<(), End>) -> ControlFlow<Result<(), End>> {
         let why = match ended {
             Err(End::NoPlace(why)) if self.settings.wait_for_ticket => why,

@@ -121,7 +121,7 @@ impl Newcomer<'_> {
     }
 }
 
-/// Makes doors to these client URLs, with this host's member certificate.
+/// Returns the client ports at these URLs, with this host's member certificate for connecting.
 fn doors(layout: &Layout, urls: &BTreeSet<String>) -> Result<Vec<Door>, ClusterError> {
     let identity = Identity::own(&layout.tls())?;
     Ok(urls.iter().filter_map(|url| Door::of_member(url, Some(&identity)).ok()).collect())

@@ -13,7 +13,7 @@ use crate::exit::{End, chain};
 /// How far a newcomer has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// The cluster's agents have to act first; the text says on what.
+    /// The cluster's agents have to act first; the text tells what is awaited.
     Waits(String),
     /// The cluster has added the newcomer, with this member id.
     Added(MemberId),

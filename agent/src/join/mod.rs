@@ -44,7 +44,7 @@ use crate::status::Phase;
 
 pub(crate) use self::check::{is_listed, now_listed, reach};
 
-/// Result of joining.
+/// Result of joining a running cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joined {
     /// The admission is durable: the node may start.

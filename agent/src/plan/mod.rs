@@ -25,9 +25,9 @@ pub(crate) const IN_SYNC_ENTRIES: u64 = 1_000;
 pub(crate) enum State {
     /// The member was added and has never run.
     NotStarted,
-    /// The member doesn't answer.
+    /// The member has started, but doesn't answer.
     Silent,
-    /// The member answers.
+    /// The member answers a status request.
     Answers {
         /// Number of entries that the member lacks; unknown while there is no leader.
         behind: Option<u64>,
@@ -55,8 +55,7 @@ impl Seen {
         matches!(self.state, State::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES)
     }
 
-    /// Returns the member's name. A member that has not started has none: its id and peer URLs
-    /// then.
+    /// Returns the member's name, or its id and peer URLs if it has not started and so has no name.
     pub(crate) fn label(&self) -> String {
         if self.member.is_started() {
             self.member.name.clone()
@@ -127,9 +126,9 @@ impl Sight {
         })
     }
 
-    /// Returns the other voters that are unreachable or behind, if the cluster would lose its
-    /// quorum without this member. `None` for a cluster of one or two voters, which can never spare
-    /// one.
+    /// Returns the other voters that are unreachable or behind, if the cluster would stop without
+    /// this member. `None` if it can spare the member. Also `None` for one or two voters: such a
+    /// cluster is too small to spare any.
     pub(crate) fn cannot_spare(&self, id: MemberId) -> Option<Vec<String>> {
         let shape = self.shape();
         let votes = self.of_id(id).is_some_and(Seen::votes);
@@ -145,7 +144,7 @@ impl Sight {
     }
 }
 
-/// Numbers of voters and learners.
+/// Numbers of voters, learners, and voters that answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Number of members with a vote.
@@ -176,7 +175,7 @@ impl Shape {
 /// A change that an operator wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// Add a member.
+    /// Add a new member to the cluster.
     Add {
         /// Name of the new member.
         name: String,
@@ -189,7 +188,7 @@ pub(crate) enum Wanted {
     Promote(MemberId),
     /// Change a member's peer URLs.
     Update(MemberId, Vec<String>),
-    /// Remove a member.
+    /// Remove a member for ever.
     Remove(MemberId),
     /// Replace a member by a new one.
     Replace {

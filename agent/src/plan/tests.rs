@@ -137,7 +137,7 @@ fn without_a_quorum_an_operator_reads_who_is_missing() {
     assert_eq!(sight("VVvL").no_quorum(), None);
 }
 
-/// These cases are equal to those in `muster-node`'s own test of its strict check.
+/// Uses the cases of `muster-node`'s own test of its strict check.
 #[test]
 fn the_strict_check_is_the_nodes() {
     for (members, refused) in [

@@ -1,4 +1,4 @@
-//! Texts of a plan for the operator.
+//! Texts in which a plan is shown to the operator.
 
 use std::fmt;
 

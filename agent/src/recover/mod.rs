@@ -30,10 +30,10 @@ pub(crate) enum Maker {
 pub(crate) struct Sight {
     /// The program that made the directory.
     pub maker: Maker,
-    /// The directory's state: `whole`, `in-use`, `unfinished`, `empty`, `removed` or `damaged`. It
-    /// says what a start of the node would meet.
+    /// The directory's state, which determines what a start of the node would do: `whole`,
+    /// `in-use`, `unfinished`, `empty`, `removed` or `damaged`.
     pub state: String,
-    /// What is damaged, and in which file.
+    /// Description of the damage, and the damaged file.
     pub problem: Option<String>,
     /// Raft cluster id, in hexadecimal.
     pub cluster_id: Option<String>,
@@ -88,7 +88,7 @@ pub(crate) struct LogSight {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoreSight {
     /// Index of the last applied entry. For stock etcd, the store shows nothing of later entries.
-    /// For muster-node, the rest of the log is applied as well.
+    /// For muster-node, the rest of the log is shown as applied as well.
     pub applied: u64,
     /// Newest revision of the store.
     pub revision: i64,
@@ -110,7 +110,7 @@ pub(crate) struct MemberSight {
 /// The data left on one host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Survivor {
-    /// The host's name.
+    /// Name of the host with this data.
     pub host: String,
     /// The data directory of the host's agent.
     pub data_dir: String,

@@ -44,7 +44,7 @@ pub struct Join {
     pub cluster: Uuid,
     /// Hash of the statement at which the chain's verification begins.
     pub statement: Digest,
-    /// Kind of the bundle's token: for a founder (boot) or for a later member (join).
+    /// Kind of the bundle's token: for a founder (boot) or for a member added later (join).
     #[serde(default = "boot")]
     pub kind: TokenKind,
 }
@@ -73,13 +73,12 @@ pub struct Keepsakes {
     /// Chain of the recovery statements, one for each recovery of this cluster.
     #[serde(default)]
     pub recoveries: Vec<Jws>,
-    /// The facts with which the node of a later member starts; `None` for a founder.
+    /// The facts with which the node of an added member starts; `None` for a founder.
     #[serde(default)]
     pub admission: Option<Admission>,
 }
 
-/// Facts that the agent of a later member read from the cluster itself when that had added its
-/// host.
+/// Facts that an added member's agent has read from the cluster itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admission {
     pub member: MemberId,
@@ -135,7 +134,7 @@ enum StartFile {
 pub struct Loaded {
     /// The state machine's part.
     pub journal: Journal,
-    /// The other facts.
+    /// The received texts and other facts.
     pub keepsakes: Keepsakes,
     /// The document this agent holds, or that of the cluster that added this host; verified.
     pub document: Option<VerifiedDocument>,

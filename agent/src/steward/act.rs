@@ -1,4 +1,4 @@
-//! Carries out the act that was decided for an intent.
+//! Carries out the action that was decided for an intent.
 
 use discovery_types::api::Outcome;
 use discovery_types::digest;
@@ -52,7 +52,8 @@ impl Steward {
                 let Act::Tell(outcome) = refused(text) else { return };
                 self.tell(intent, outcome).await;
             }
-            // The change may have been made: the next look reads the list of members again.
+            // The change may have been made: the next pass over the intents reads the list of
+            // members again.
             Err(error) => self.wait(intent, &causes(&error)).await,
         }
     }

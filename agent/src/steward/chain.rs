@@ -81,7 +81,7 @@ impl Statements {
             Ok(Relation::Shorter) => {}
         }
         let text = serde_json::to_vec(&self.chain.jws()).expect("texts always serialise");
-        // If another agent has written first, nothing is replaced, and the next look reads its
+        // If another agent has written first, nothing is replaced, and the next pass reads its
         // value.
         node.replace(STATEMENTS, &stored, &text).await.map_err(|error| causes(&error))?;
         let stored = node.read(DOCUMENT).await.map_err(|error| causes(&error))?;

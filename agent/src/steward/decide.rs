@@ -1,7 +1,7 @@
-//! Decides the next act for an intent, from the cluster's own state. Pure.
+//! Decides the next action for an intent, from the cluster's own state. Pure.
 //!
-//! The decision is made again at each look, and depends on nothing that the cluster doesn't show.
-//! So if an agent or a leader fails halfway, the next one can go on.
+//! The decision is made again at each pass over the intents, and depends on nothing that the
+//! cluster doesn't show. So if an agent or a leader fails halfway, the next one can go on.
 
 use discovery_types::api::{InitialMember, IntentState, Outcome};
 use discovery_types::digest;
@@ -24,7 +24,7 @@ pub(super) struct Sight<'a> {
     pub members: &'a Members,
     /// The member of this agent's own node.
     pub own: MemberId,
-    /// The current leader.
+    /// The cluster's current leader.
     pub leader: MemberId,
     /// Why the intent must not be begun now, if so.
     pub untimely: Option<UntimelyIntent>,
@@ -34,11 +34,11 @@ pub(super) struct Sight<'a> {
     pub added_before: bool,
     /// Whether the cluster refuses another member because the one to be replaced is down.
     pub old_is_down: bool,
-    /// Which operation removed the replaced member, if that is gone.
+    /// The operation that removed the replaced member, if that is gone.
     pub departure: Departure,
 }
 
-/// Which operation removed the member that an intent replaces.
+/// The operation that removed the member which an intent replaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Departure {
     /// The cluster has not been asked yet.
@@ -50,23 +50,23 @@ pub(super) enum Departure {
     Foreign,
 }
 
-/// The next act for an intent.
+/// The next action for an intent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     /// Do nothing now, for this reason.
     Wait(String),
-    /// Ask the own node for this change.
+    /// Ask this agent's own node for this change.
     Change(Change, Step),
     /// Find out whether the intent itself removed this member, which is gone.
     FindRemover(MemberId),
-    /// Move the leadership to another member, since the own member is to be removed.
+    /// Move the leadership to another member, since this agent's own member is to be removed.
     HandOver,
     /// Report this outcome to discovery.
     Tell(Outcome),
 }
 
 impl Sight<'_> {
-    /// Returns the next act for the intent.
+    /// Returns the next action for the intent.
     pub(super) fn decide(&self) -> Act {
         let act = match self.intent.errand() {
             Errand::Add { record, replaces } => self.newcomer(record, *replaces),

@@ -5,9 +5,10 @@
 //! time. If a newcomer itself leads, another member's agent reports its outcome. If the leader's
 //! agent is silent, another voter's agent moves the leadership to its own node (`takeover`).
 //!
-//! Discovery hands out intents. Whether one may be carried out follows from signatures alone.
-//! Whether it was carried out is asked of the cluster before each step. Nothing begins without a
-//! signed intent, and a node serves whether or not this works.
+//! Discovery hands out intents, which the agent examines in regular passes. Whether one may be
+//! carried out follows from signatures alone. Whether it was carried out is asked of the cluster
+//! before each step. Nothing begins without a signed intent, and a node serves whether or not this
+//! works.
 
 mod act;
 mod chain;
@@ -73,7 +74,7 @@ struct Seen {
     progress: Progress,
     added_before: bool,
     old_is_down: bool,
-    /// Which operation removed the replaced member.
+    /// The operation that removed the replaced member.
     departure: Departure,
     said: String,
     /// The reason to wait that discovery was told last, and its time.
@@ -157,7 +158,7 @@ impl Steward {
         }
     }
 
-    /// Looks once at the pending intents. The agent beside the leader carries them out; other
+    /// Examines the pending intents once. The agent beside the leader carries them out; other
     /// agents watch that one.
     async fn look_after(&mut self, intents: &[IntentView], status: &NodeStatus, leader: MemberId) {
         if leader == status.member_id {
@@ -228,8 +229,8 @@ impl Steward {
                 self.wait(intent, &why).await;
                 continue;
             }
-            // A step may take seconds if a member doesn't answer. Renew the sign before each, so
-            // that the other agents don't take over.
+            // A step may take seconds if a member doesn't answer. Renew this agent's sign of life
+            // before each step, so that the other agents don't take over.
             if leader == status.member_id {
                 self.leave_sign(leader).await;
             }
@@ -257,7 +258,7 @@ impl Steward {
         }
     }
 
-    /// Looks at one intent once, and carries out the act that follows.
+    /// Examines one intent once, and carries out the action that follows.
     async fn step(
         &mut self,
         intent: &VerifiedIntent,
@@ -342,7 +343,7 @@ impl Steward {
         }
     }
 
-    /// Reports an outcome to discovery. If the report fails, the next look decides the same and
+    /// Reports an outcome to discovery. If the report fails, the next pass decides the same and
     /// reports it again.
     async fn tell(&mut self, intent: &VerifiedIntent, outcome: Outcome) {
         let Ok(status) = self.node.status().await else { return };

@@ -11,7 +11,7 @@ use crate::cluster::{Cluster, Members, NodeStatus};
 /// How long a newcomer may make no progress before it is removed again.
 const STALLED_AFTER: Duration = Duration::from_secs(300);
 
-/// A newcomer's progress.
+/// A newcomer's progress in applying the log.
 #[derive(Debug)]
 pub(super) struct Progress {
     /// The newcomer's highest known applied index; `None` if its node was never reached.

@@ -165,6 +165,7 @@ impl Steward {
             return Ok(());
         }
         let ids: Vec<OperationId> = movable.iter().map(|intent| intent.operation).collect();
+        // Count the attempt first: one that fails must not be repeated without end.
         self.watch.tried(&ids);
         self.write_sign(own.id).await?;
         let (silent, heir) = (label(leads), label(own));

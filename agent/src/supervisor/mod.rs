@@ -26,7 +26,7 @@ const LAST_LINES: usize = 5;
 /// The node's exit code for "do not restart".
 const NODE_DO_NOT_RESTART: i32 = 3;
 
-/// Why supervision ended.
+/// Why supervision of the node ended.
 #[derive(Debug)]
 pub enum Outcome {
     /// The agent was told to stop, and the node has stopped.

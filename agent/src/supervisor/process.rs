@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 /// one. The lock that the node inherits tells whether it runs at all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// The process's pid.
+    /// The process's id (pid).
     pub pid: i32,
-    /// When it started, in clock ticks since boot (`/proc/PID/stat`, field 22).
+    /// When the process started, in clock ticks since boot (`/proc/PID/stat`, field 22).
     pub start_ticks: u64,
-    /// Id of the boot in which it started (`/proc/sys/kernel/random/boot_id`).
+    /// Id of the boot in which the process started (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
     /// The program that the process was started to execute; for messages only.
     pub program: PathBuf,

@@ -149,7 +149,7 @@ impl Session {
     }
 }
 
-/// Runs `member add`.
+/// Runs the subcommand `member add`.
 pub(super) async fn add(
     cluster: &Cluster,
     typed: &Add,
@@ -239,7 +239,7 @@ fn quoted(value: &str) -> String {
     format!("'{}'", value.replace('\'', r"'\''"))
 }
 
-/// Runs `member promote`.
+/// Runs the subcommand `member promote`.
 pub(super) async fn promote(
     cluster: &Cluster,
     typed: &Promote,
@@ -260,7 +260,7 @@ pub(super) async fn promote(
     })
 }
 
-/// Runs `member update`.
+/// Runs the subcommand `member update`.
 pub(super) async fn update(
     cluster: &Cluster,
     typed: &Update,
@@ -285,7 +285,7 @@ pub(super) async fn update(
     })
 }
 
-/// Runs `member remove`.
+/// Runs the subcommand `member remove`.
 pub(super) async fn remove(
     cluster: &Cluster,
     typed: &Remove,
@@ -308,7 +308,7 @@ struct Moved {
     to: MemberId,
 }
 
-/// Runs `member move-leader`.
+/// Runs the subcommand `member move-leader`.
 pub(super) async fn move_leader(
     cluster: &Cluster,
     typed: &MoveLeader,

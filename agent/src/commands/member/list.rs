@@ -32,7 +32,7 @@ struct Row<'a> {
     version: Option<&'a str>,
 }
 
-/// Runs `member list`.
+/// Runs the subcommand `member list`.
 pub(super) async fn run(cluster: &Cluster, answers: &mut Answers<'_, '_>) -> Result<(), End> {
     let survey = Survey::first(cluster, answers).await?;
     let list = List {

@@ -168,7 +168,7 @@ pub(crate) struct Peers {
     pub leader: Option<String>,
 }
 
-/// Asks the members that the node at this door knows, even without a leader.
+/// Asks the members that the node at this client port knows of, even without a leader.
 pub(crate) async fn peers(door: &Door) -> Peers {
     let Some(survey) = Survey::remembered(&Cluster::new(vec![door.clone()])).await else {
         return Peers::default();

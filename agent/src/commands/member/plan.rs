@@ -58,7 +58,7 @@ impl From<Shape> for Numbers {
     }
 }
 
-/// Runs `member plan`.
+/// Runs the subcommand `member plan`.
 pub(super) async fn run(
     cluster: &Cluster,
     typed: &Typed,

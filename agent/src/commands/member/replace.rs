@@ -13,7 +13,7 @@ use crate::cluster::{Change, Cluster, MemberId, NewMember};
 use crate::exit::{End, Kind};
 use crate::plan::{Next, next, plan};
 
-/// Runs `member replace`.
+/// Runs the subcommand `member replace`.
 pub(super) async fn run(
     cluster: &Cluster,
     typed: &Replace,

@@ -63,7 +63,8 @@ impl Survey {
         }
     }
 
-    /// Returns which members are missing, by any member's own list; `None` if there is a quorum.
+    /// Returns which members are missing, by any member's own list. `None` if there is a quorum, or
+    /// if no member answers.
     pub(super) async fn why_silent(cluster: &Cluster) -> Option<String> {
         Self::remembered(cluster).await?.sight().no_quorum()
     }
