@@ -271,8 +271,8 @@ pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError>
     Ok(Some((key, Loaded { journal, keepsakes: file.keepsakes, document, recoveries })))
 }
 
-/// Returns the tombstone in the journal, if the member was removed. Reads nothing else of the
-/// journal, so damage elsewhere doesn't matter.
+/// Returns the tombstone in the journal, if the member was removed. No other field is verified.
+/// `None` also if the journal can't be parsed.
 pub fn removal(layout: &Layout) -> Result<Option<Tombstone>, StateError> {
     #[derive(Deserialize)]
     struct Removal {
