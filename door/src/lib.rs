@@ -1,17 +1,20 @@
-//! The way in, for connections that have not said yet who they are.
+//! Admission of connections whose peer is not authenticated yet.
 //!
-//! A handshake costs memory and a signature, and anybody may ask for one. So a connection passes
-//! two rooms before it is anybody's:
+//! A TLS handshake costs memory and a signature, and any host may start one. So a connection passes
+//! two pools of slots (`Room`) before it is admitted:
 //!
-//! 1. *Silent*: nothing has come yet. It costs a socket, and has a short time for its first byte.
-//! 2. *Shaking hands*: the first byte is here. There are few of these places, and one network has a
-//!    part of them at most; its further connections wait in the first room for their turn.
+//! 1. *Silent*: no byte has arrived. The connection costs a socket, and has a short time to send
+//!    its first byte.
+//! 2. *Handshake*: the first byte has arrived. There are few of these slots, and one network may
+//!    hold only some of them. Further connections of that network stay in the silent pool until a
+//!    handshake slot is free.
 //!
-//! A full room is shared fairly: whoever comes next gets the oldest place of the network that holds
-//! the most, unless that is its own. One host that opens connections and says nothing, or a byte and
-//! then nothing, keeps itself out and nobody else.
+//! A full pool is shared fairly between networks. A new connection evicts the oldest connection of
+//! the network that holds the most slots, unless that is its own network. A host that opens many
+//! connections and sends nothing, or one byte on each, therefore blocks only itself.
 //!
-//! What it does not do: bound connections that were admitted, or count how often somebody comes.
+//! This crate does not limit admitted connections, and does not limit the rate of connection
+//! attempts.
 
 mod room;
 
@@ -29,25 +32,26 @@ use tokio::{
 
 use room::{Place, Room};
 
-/// A network of this length is one host: whoever has one IPv6 address has 2⁶⁴ of them.
+/// Prefix length of an IPv6 network that counts as one host: a host usually gets a whole /64, that
+/// is 2⁶⁴ addresses.
 const IPV6_PREFIX: u32 = 64;
-/// How often a connection looks whether it is its turn.
+/// How often a waiting connection tries again to get a handshake slot.
 const TURN: Duration = Duration::from_millis(10);
 
-/// How many are let near, and for how long.
+/// Limits on connections that are not admitted yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Connections of which no byte has come, or whose turn has not.
+    /// Maximum number of silent connections, including those that wait for a handshake slot.
     pub silent: usize,
-    /// Connections that shake hands.
+    /// Maximum number of handshakes at the same time.
     pub handshakes: usize,
-    /// Of these, for one network.
+    /// Maximum number of handshakes at the same time for one network.
     pub each: usize,
-    /// How long each of the three steps may take: the first byte, the turn, the handshake.
+    /// Time limit of each of the three steps: first byte, wait for a handshake slot, handshake.
     pub step: Duration,
 }
 
-/// The two rooms. Clones are the same door.
+/// The two pools of slots. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Door {
     silent: Arc<Room>,
@@ -55,7 +59,7 @@ pub struct Door {
     step: Duration,
 }
 
-/// A connection that was let near.
+/// An accepted connection that holds a slot of the silent pool.
 #[derive(Debug)]
 pub struct Knock {
     door: Door,
@@ -66,19 +70,19 @@ pub struct Knock {
 /// Why a connection was not admitted.
 #[derive(Debug, thiserror::Error)]
 pub enum Turned {
-    /// Its place was given to somebody whose network holds fewer.
+    /// The slot was given to a connection of a network that holds fewer slots.
     #[error("its place was given to another network")]
     Crowded,
-    /// It took too long.
+    /// One of the three steps exceeded [`Bounds::step`].
     #[error("no handshake in time")]
     Late,
-    /// The handshake failed, or the other end left.
+    /// The handshake failed, or the peer closed the connection.
     #[error(transparent)]
     Failed(#[from] io::Error),
 }
 
 impl Door {
-    /// An empty one.
+    /// Returns a door with all slots free.
     #[must_use]
     pub fn new(bounds: Bounds) -> Self {
         Self {
@@ -88,14 +92,15 @@ impl Door {
         }
     }
 
-    /// A connection from `address` was accepted. `None`: it is to be closed at once.
+    /// Gives a newly accepted connection from `address` a silent slot. Returns `None` if the caller
+    /// must close the connection at once.
     #[must_use]
     pub fn knock(&self, address: IpAddr) -> Option<Knock> {
         let place = self.silent.enter(address)?;
         Some(Knock { door: self.clone(), address, place })
     }
 
-    /// Waits until `address` may shake hands once more.
+    /// Waits for a free handshake slot for `address`.
     async fn turn(&self, address: IpAddr) -> Place {
         loop {
             if let Some(place) = self.handshakes.enter(address) {
@@ -107,10 +112,10 @@ impl Door {
 }
 
 impl Knock {
-    /// Waits for the first byte, then for a place, then for the handshake.
+    /// Waits for the first byte, then for a handshake slot, then runs `handshake`.
     ///
     /// # Errors
-    /// If one of them took too long, or the connection had to give way to others.
+    /// If a step takes too long or fails, or if the connection is evicted from its slot.
     pub async fn admit<T>(
         self,
         tcp: TcpStream,
@@ -124,7 +129,7 @@ impl Knock {
     }
 }
 
-/// Does `work` for as long as the place lasts, and `time`.
+/// Runs `work` until it ends, `time` has passed, or the slot is given to another connection.
 async fn hold<T>(
     place: &Place,
     time: Duration,
@@ -143,7 +148,8 @@ async fn first_byte(tcp: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// What counts as one host: an IPv4 address, or the /64 that one gets of IPv6.
+/// Returns the address that stands for the whole network: an IPv4 address itself, or the /64 prefix
+/// of an IPv6 address. One such network counts as one host.
 #[must_use]
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {

@@ -1,4 +1,4 @@
-//! A counted number of places, shared fairly between networks.
+//! A limited number of slots, shared fairly between networks.
 
 use std::{
     cmp::Reverse,
@@ -11,8 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::network;
 
-/// When all places are taken, whoever comes next gets the oldest one of the network that holds the
-/// most, unless that is its own.
+/// A pool of slots. If all are taken, a new connection evicts the oldest connection of the network
+/// that holds the most slots, unless that is its own network.
 #[derive(Debug)]
 pub(crate) struct Room {
     max: usize,
@@ -20,7 +20,7 @@ pub(crate) struct Room {
     inside: Mutex<Inside>,
 }
 
-/// Places of one network, by number: oldest first.
+/// Slots of one network by number, so the oldest is the first.
 type Held = BTreeMap<u64, CancellationToken>;
 
 #[derive(Debug, Default)]
@@ -28,27 +28,28 @@ struct Inside {
     next: u64,
     taken: usize,
     networks: BTreeMap<IpAddr, Held>,
-    /// How many places each network holds, and its oldest one: the last is who has to give.
+    /// Networks ordered by number of slots, then by age of the oldest slot. The last one loses a
+    /// slot if the pool is full.
     ranks: BTreeSet<(usize, Reverse<u64>, IpAddr)>,
 }
 
-/// Somebody's place, until it is dropped.
+/// A slot that a connection holds until the value is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     room: Arc<Room>,
     network: IpAddr,
     number: u64,
-    /// Cancelled when the place is given to another.
+    /// Cancelled when the slot is given to another connection.
     pub(crate) lost: CancellationToken,
 }
 
 impl Room {
-    /// `max` places, at most `each` for one network.
+    /// Returns a pool of `max` slots, of which one network gets at most `each`.
     pub(crate) fn new(max: usize, each: usize) -> Arc<Self> {
         Arc::new(Self { max, each, inside: Mutex::default() })
     }
 
-    /// A place for somebody from `address`; `None` if there is none.
+    /// Takes a slot for a connection from `address`. Returns `None` if there is none.
     pub(crate) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Place> {
         let network = network(address);
         let mut inside = self.lock();
@@ -70,7 +71,8 @@ impl Room {
 }
 
 impl Inside {
-    /// Takes a place from whoever holds more than `own`.
+    /// Takes a slot from the network that holds the most. Returns false unless that is more than
+    /// `own`, the number that the newcomer's network holds.
     fn make_room(&mut self, own: usize) -> bool {
         let Some(&(most, Reverse(oldest), network)) = self.ranks.last() else { return false };
         if own >= most {

@@ -1,4 +1,4 @@
-//! A door on loopback. Whoever is admitted has said one byte more than the first.
+//! A door on the loopback interface. A handshake here is one byte after the first.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -15,7 +15,7 @@ const QUICK: Duration = Duration::from_secs(5);
 
 type Outcomes = mpsc::UnboundedReceiver<(IpAddr, Result<(), Turned>)>;
 
-/// Admits whoever comes and tells of each.
+/// Accepts connections, and sends the outcome of each admission to the receiver.
 async fn open(bounds: Bounds) -> (SocketAddr, Outcomes) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -85,7 +85,7 @@ async fn who_never_gets_its_turn_is_sent_away() {
 async fn who_shakes_hands_has_left_the_room_of_the_silent() {
     let (address, mut told) = open(Bounds { silent: 1, ..BOUNDS }).await;
     let _half = connect("127.0.0.2", address, b"x").await;
-    // Until it is inside.
+    // The first connection needs a moment to move on to the handshake pool.
     sleep(Duration::from_millis(100)).await;
     let _next = connect("127.0.0.2", address, b"xx").await;
     assert!(is_admitted(&next(&mut told).await));
@@ -100,7 +100,7 @@ async fn one_host_with_a_byte_on_each_connection_keeps_itself_waiting_and_nobody
     }
     let _client = connect("127.0.0.2", address, b"xx").await;
     assert!(matches!(next(&mut told).await, (who, Ok(())) if who == "127.0.0.2"));
-    // They are served in turn as soon as they go on.
+    // They are admitted one after the other as soon as they send the second byte.
     for stream in &mut half {
         stream.write_all(b"x").await.unwrap();
     }
@@ -116,7 +116,7 @@ async fn many_hosts_give_way_to_a_newcomer_one_place_each() {
     for host in 10..14 {
         half.push(connect(&format!("127.0.0.{host}"), address, b"x").await);
     }
-    // Until all of them are inside, the newcomer might find a place that is free.
+    // Wait until all of them hold a handshake slot, else the newcomer might find a free one.
     sleep(Duration::from_millis(100)).await;
     let _client = connect("127.0.0.2", address, b"xx").await;
     let both = [next(&mut told).await, next(&mut told).await];

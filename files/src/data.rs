@@ -1,9 +1,15 @@
-//! Data in a folder that other users may write to as well: a volume of a container, a group's folder.
+//! Access to data in a folder that other users may also write to, such as a container volume or a
+//! group's folder.
 //!
-//! Such users can rename, remove and create files there at any time, also while we run. So each call
-//! here goes to its file step by step through open folders, follows no link that they can have put
-//! on the way, and takes no link, pipe, or file with a second name for the file itself.
-//! [`check`] refuses, before anything is read or written, what another user has prepared.
+//! Those users can rename, remove and create files there at any time, also while we run. So every
+//! function here:
+//!
+//! - reaches its file step by step through open folders,
+//! - follows no link that such a user can have put on the path,
+//! - refuses a link, a pipe, or a file with more than one hard link.
+//!
+//! [`check`] refuses, before anything is read or written, files that another user may have
+//! prepared.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -21,26 +27,27 @@ use crate::folder::{Facts, is_others, reach, us};
 use crate::place::Place;
 use crate::write::{is_aside, rename_at, replace_at, replace_volatile_at};
 
-/// How deep below a data folder our files lie, at most.
+/// Maximum depth of our files below a data folder.
 const MAX_DEPTH: u32 = 16;
-/// What is left to the owner where others had permission to write: also set-group-id and sticky.
+/// Mode bits that remain when group and others lose their permissions: the owner's, set-user-id,
+/// set-group-id and sticky.
 const OWNERS_PART: u32 = 0o7700;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-/// A file system's own folder for what a repair has found.
+/// Folder that fsck makes at the root of a file system for recovered files.
 const LOST_AND_FOUND: &str = "lost+found";
 
-/// How a file is opened.
+/// Mode in which a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Open {
-    /// It must exist, and is only read.
+    /// Opens an existing file for reading.
     Read,
-    /// It must exist, and is ours.
+    /// Opens an existing file for reading and writing.
     ReadWrite,
-    /// It is made (0600) unless it exists, and is ours.
+    /// Opens a file for reading and writing, and creates it (0600) if it is missing.
     ReadWriteOrNew,
-    /// It is made (0600), and must not exist.
+    /// Creates a file (0600) for reading and writing; fails if it exists.
     New,
-    /// As [`Open::ReadWriteOrNew`], and all that is written goes to its end.
+    /// Opens a file for appending, and creates it (0600) if it is missing.
     Append,
 }
 
@@ -56,10 +63,10 @@ impl Open {
     }
 }
 
-/// Opens a file of ours.
+/// Opens a file that our user owns.
 ///
 /// # Errors
-/// Refuses what is no plain file, has a second name, or isn't ours.
+/// Fails if it is no regular file, has more than one hard link, or belongs to another user.
 pub fn open(path: &Path, how: Open) -> Result<File, Error> {
     let file = open_any(path, how)?;
     let owner = file.metadata().map_err(Error::io("look at", path))?.uid();
@@ -70,38 +77,40 @@ fn open_any(path: &Path, how: Open) -> Result<File, Error> {
     let place = Place::of_data(path)?;
     let file = place.open(how.flags(), Mode::RUSR | Mode::WUSR);
     let file = file.map_err(|source| match Errno::from_io_error(&source) {
-        // A link; a pipe without a reader, or a socket.
+        // The path is a link, a pipe without a reader, or a socket.
         Some(Errno::LOOP | Errno::NXIO) => Error::NotPlain(path.to_owned()),
         _ => Error::io("open", path)(source),
     })?;
     let found = file.metadata().map_err(Error::io("look at", path))?;
-    // It may have lost its name since: that is no second one.
+    // A link count of 0 is accepted: the file was removed since it was opened.
     if !found.is_file() || found.nlink() > 1 {
         return Err(Error::NotPlain(path.to_owned()));
     }
     Ok(file)
 }
 
-/// The content of a file of ours, or nothing if there is none.
+/// Reads a file that our user owns. Returns `None` if there is no such file.
 ///
 /// # Errors
-/// Refuses as [`open`] does, and a file of more than `max_bytes`.
+/// Fails as [`open`] does, and if the file has more than `max_bytes`.
 pub fn read_own(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
     content(path, open(path, Open::Read), max_bytes)
 }
 
-/// As [`read_own`], of any owner's file: for a look at another user's data.
+/// Reads a file of any owner, to inspect another user's data. Returns `None` if there is no such
+/// file.
 ///
 /// # Errors
-/// Refuses what is no plain file or has a second name, and a file of more than `max_bytes`.
+/// Fails if it is no regular file, has more than one hard link, or has more than `max_bytes`.
 pub fn read(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
     content(path, open_any(path, Open::Read), max_bytes)
 }
 
-/// Opens any owner's file to be read, if there is one: for a look at another user's data.
+/// Opens a file of any owner for reading, to inspect another user's data. Returns `None` if there
+/// is no such file.
 ///
 /// # Errors
-/// As [`read`].
+/// Fails if it is no regular file or has more than one hard link.
 pub fn open_to_look(path: &Path) -> Result<Option<File>, Error> {
     match open_any(path, Open::Read) {
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
@@ -121,26 +130,26 @@ fn content(
     crate::open::content(path, file, max_bytes).map(Some)
 }
 
-/// As [`crate::replace`].
+/// Replaces a file in a data folder durably and atomically, as [`crate::replace`] does.
 ///
 /// # Errors
-/// If the disk refuses; `path` then holds the old content or the new one.
+/// If the file system refuses; `path` then holds the old or the new content.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     replace_at(&Place::of_data(path)?, bytes)
 }
 
-/// As [`replace`], without asking the disk to keep it: for what can be worked out again.
+/// Replaces a file as [`replace`] does, without fsync: for content that can be computed again.
 ///
 /// # Errors
-/// If the disk refuses.
+/// If the file system refuses.
 pub fn replace_volatile(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     replace_volatile_at(&Place::of_data(path)?, bytes)
 }
 
-/// Makes an empty file (0600) in the place of any that is there.
+/// Creates an empty file (0600), and removes any file that has this name first.
 ///
 /// # Errors
-/// If the disk refuses.
+/// If the file system refuses.
 pub fn make_anew(path: &Path) -> Result<File, Error> {
     match remove(path) {
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
@@ -149,34 +158,34 @@ pub fn make_anew(path: &Path) -> Result<File, Error> {
     open(path, Open::New)
 }
 
-/// Gives a file or folder another name, durably.
+/// Renames a file or folder durably.
 ///
 /// # Errors
-/// If the disk refuses.
+/// If the file system refuses.
 pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
     rename_at(&Place::of_data(from)?, &Place::of_data(to)?)
 }
 
-/// As [`rename`], without making it durable.
+/// Renames a file or folder without fsync.
 ///
 /// # Errors
-/// If the disk refuses.
+/// If the file system refuses.
 pub fn rename_volatile(from: &Path, to: &Path) -> Result<(), Error> {
     Place::of_data(from)?.rename(&Place::of_data(to)?).map_err(Error::io("move", from))
 }
 
-/// Removes a file.
+/// Removes a file, without fsync.
 ///
 /// # Errors
-/// If the disk refuses.
+/// If the file system refuses.
 pub fn remove(path: &Path) -> Result<(), Error> {
     Place::of_data(path)?.remove().map_err(Error::io("remove", path))
 }
 
-/// Makes a folder (0700) unless it exists. Its parent must exist.
+/// Creates a folder (0700) if it is missing. Its parent must exist.
 ///
 /// # Errors
-/// If the disk refuses, or what exists is no folder.
+/// If the file system refuses, or `path` is not a folder.
 pub fn make_folder(path: &Path) -> Result<(), Error> {
     match Place::of_data(path)?.make_folder() {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => open_folder(path).map(drop),
@@ -187,24 +196,24 @@ pub fn make_folder(path: &Path) -> Result<(), Error> {
 /// Opens a folder, to lock or sync it.
 ///
 /// # Errors
-/// What the system says.
+/// If the folder can't be reached or opened.
 pub fn open_folder(path: &Path) -> Result<File, Error> {
     Ok(read_only(&reach(path)?, ".").map_err(Error::io("open", path))?.into())
 }
 
-/// Makes durable what was made, renamed or removed in `folder`.
+/// Syncs `folder`, which makes files created, renamed or removed in it durable.
 ///
 /// # Errors
-/// If the disk refuses.
+/// If the file system refuses.
 pub fn sync(folder: &Path) -> Result<(), Error> {
     open_folder(folder)?.sync_all().map_err(Error::io("sync", folder))
 }
 
-/// Removes the files that writers that were killed have left in `folder`, as [`crate::sweep`] does;
-/// other users' files stay.
+/// Removes unfinished files of killed writers from `folder`, as [`crate::sweep`] does. Keeps files
+/// of other users.
 ///
 /// # Errors
-/// If the disk refuses.
+/// If the file system refuses.
 pub fn sweep(folder: &Path) -> Result<(), Error> {
     let at = reach(folder)?;
     for name in names(&at, folder)? {
@@ -218,13 +227,15 @@ pub fn sweep(folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Looks at all files in `folder` whose names `is_data` takes, and at all that lies below them.
-/// Where others were allowed to write, only the owner is from then on: a volume's driver may have
-/// given a group write permission to all that it found. Returns the first path that stays writable.
+/// Checks all entries of `folder` whose names `is_data` accepts, and everything below them.
+///
+/// Takes write permission from group and others, since a volume's driver may have given it to all
+/// files that it found. Returns the first path where that failed.
 ///
 /// # Errors
-/// Refuses what another user may have prepared: files and folders that aren't ours, links in folders
-/// that others may write to, pipes, devices, and files with a second name.
+/// Fails on entries that another user may have prepared: files and folders that our user doesn't
+/// own, links in folders that others may write to, pipes, devices, and files with more than one
+/// hard link.
 pub fn check(folder: &Path, is_data: impl Fn(&OsStr) -> bool) -> Result<Option<PathBuf>, Error> {
     let at = reach(folder)?;
     let found = fstat(&at).map_err(|errno| Error::io("look at", folder)(errno.into()))?;
@@ -242,16 +253,16 @@ pub fn check(folder: &Path, is_data: impl Fn(&OsStr) -> bool) -> Result<Option<P
 
 struct Check {
     us: u32,
-    /// What others may write to, although it should be closed to them.
+    /// First path that others may still write to after `close`.
     writable: Option<PathBuf>,
 }
 
-/// A folder that is being looked at.
+/// An open folder whose entries are being checked.
 #[derive(Clone, Copy)]
 struct Folder<'a> {
     at: &'a OwnedFd,
     path: &'a Path,
-    /// Others may write to it, or could until now.
+    /// Whether others may write to the folder, or could do so before this check.
     is_exposed: bool,
     depth: u32,
 }
@@ -260,7 +271,7 @@ impl Check {
     fn entry(&mut self, folder: &Folder<'_>, name: &OsStr) -> Result<(), Error> {
         let path = folder.path.join(name);
         let found = match statat(folder.at, name, AtFlags::SYMLINK_NOFOLLOW) {
-            // It was there a moment before.
+            // The entry was removed since the folder was listed.
             Err(Errno::NOENT) => return Ok(()),
             found => found.map_err(|errno| Error::io("look at", &path)(errno.into()))?,
         };
@@ -312,7 +323,7 @@ impl Check {
         }
         let is_exposed = self.is_exposed(facts);
         if is_exposed {
-            // First, so that nothing is added behind the look at its entries.
+            // Before listing, so that nobody adds an entry afterwards.
             self.close(&opened.try_clone().map_err(Error::io("open", path))?.into(), path);
         }
         let folder = Folder { at: &opened, path, is_exposed, depth: above.depth + 1 };
@@ -329,7 +340,8 @@ impl Check {
         is_others(folder.owner, self.us) || folder.lets_others_write()
     }
 
-    /// Takes from others what they may do with an open file or folder.
+    /// Takes all permissions on an open file or folder from group and others. Records its path if
+    /// they may still write to it.
     fn close(&mut self, file: &File, path: &Path) {
         let is_closed = file.metadata().is_ok_and(|found| {
             let closed = std::fs::Permissions::from_mode(found.mode() & OWNERS_PART);
@@ -346,7 +358,7 @@ fn read_only(at: &OwnedFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> 
     Ok(openat(at, name, flags, Mode::empty())?)
 }
 
-/// The names in an open folder, sorted.
+/// Returns the names in an open folder, sorted.
 fn names(at: &OwnedFd, path: &Path) -> Result<Vec<Vec<u8>>, Error> {
     let failed = |errno: Errno| Error::io("read", path)(errno.into());
     let opened = read_only(at, ".").map_err(Error::io("read", path))?;
@@ -379,7 +391,7 @@ mod tests {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    /// A data folder of ours in a volume's mode, with a log in it.
+    /// Creates a data folder with a log file in it, and gives it `mode` as a volume's driver would.
     fn volume(mode: u32) -> (tempfile::TempDir, PathBuf) {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("volume");
@@ -415,7 +427,7 @@ mod tests {
         set_mode(root.path(), 0o777);
         let found = data_folder(&folder).unwrap();
         assert_eq!(found.exposure, Some(Exposure::Mode(root.path().to_owned(), 0o777)));
-        // Whoever may write there may have put the link there.
+        // Any user may have created the link there.
         symlink(&folder, root.path().join("link")).unwrap();
         assert!(matches!(data_folder(&root.path().join("link")), Err(Error::NotPlain(_))));
     }
@@ -492,7 +504,7 @@ mod tests {
         assert_eq!(read(&folder.join("muster-boot"), 10).unwrap().unwrap(), b"7");
     }
 
-    /// What another user does between the look at a folder and the next file in it.
+    /// Simulates another user who swaps a folder for a link between the check and the next access.
     #[test]
     fn a_folder_that_was_swapped_for_a_link_is_not_gone_through() {
         let (root, folder) = volume(0o777);

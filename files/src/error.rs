@@ -1,80 +1,80 @@
-//! Why a file or folder can't be used, with what to do about it.
+//! Reasons why a file or folder can't be used, with advice in each message.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why not.
+/// Reason why a file or folder can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The system refused.
+    /// A system call failed.
     #[error("can't {action} {}", path.display())]
     Io {
-        /// What was tried: "read", "write", ….
+        /// Attempted action as a verb: "read", "write", ….
         action: &'static str,
-        /// On which file or folder.
+        /// File or folder that the action was for.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
-    /// It stands where a new file was to be made.
+    /// A new file was to be created at a path that exists.
     #[error("{} exists already: choose another name, or move it away first", .0.display())]
     Exists(PathBuf),
-    /// Somebody else's.
+    /// A folder belongs to another user, so that user decides about its content.
     #[error(
         "{} belongs to user {owner}, and this program runs as user {us}: who owns a folder decides \
          what lies in it. Name another one, or run as its owner; give it to user {us} only if you \
          know all that lies in it", path.display()
     )]
     NotOurs {
-        /// What was looked at.
+        /// Path that was checked.
         path: PathBuf,
-        /// Its owner.
+        /// User id of its owner.
         owner: u32,
-        /// Whom we run as.
+        /// User id that this process runs as.
         us: u32,
     },
-    /// Another user's file or folder among our data.
+    /// A file or folder in our data folder belongs to another user.
     #[error(
         "{} belongs to user {owner}, and this program runs as user {us}: another user may have \
          prepared it. Look at what it is; if it is this program's data, chown it to user {us}, \
          else move it away", path.display()
     )]
     Prepared {
-        /// What was looked at.
+        /// Path that was checked.
         path: PathBuf,
-        /// Its owner.
+        /// User id of its owner.
         owner: u32,
-        /// Whom we run as.
+        /// User id that this process runs as.
         us: u32,
     },
-    /// Others may put there what they like.
+    /// Group or others may write to a folder that must be closed to them.
     #[error(
         "{} may be written by others than its owner (mode {mode:04o}): name another one, or look at \
          what lies in it, then chmod go-w it", path.display()
     )]
     OthersMayWrite {
-        /// What was looked at.
+        /// Path that was checked.
         path: PathBuf,
-        /// Its mode.
+        /// Permission bits of the folder.
         mode: u32,
     },
-    /// It is ours, and others can't be kept from writing to it.
+    /// The folder is ours, but chmod didn't take write permission from group and others.
     #[error(
         "others than the owner may write to {}, and its file system refuses chmod go-w: keep state \
          on a file system with owners and modes", .0.display()
     )]
     StaysOpen(PathBuf),
-    /// A link, a pipe, a device, or a file with a second name.
+    /// A link, a pipe, a device, or a file with more than one hard link.
     #[error("{} is no plain file of its own: look at what it is, and move it away", .0.display())]
     NotPlain(PathBuf),
-    /// A file where a folder is wanted.
+    /// A file was found where a folder is expected.
     #[error("{} is not a directory", .0.display())]
     NotAFolder(PathBuf),
 }
 
 impl Error {
-    /// [`Error::Io`], to be given what the system said.
+    /// Returns a function that wraps an I/O error in [`Error::Io`], for use with `map_err`.
     pub fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { action, path: path.to_owned(), source }
     }
@@ -96,8 +96,8 @@ impl Error {
         Self::Prepared { path: path.to_owned(), owner, us }
     }
 
-    /// Whether it names something that isn't ours to take: nothing helps but another name, or a
-    /// person who looks at it.
+    /// Whether the path must not be used, so that a retry is useless: only another path helps, or a
+    /// person who inspects it.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
@@ -113,7 +113,8 @@ impl Error {
     }
 }
 
-/// What the system said, or a refusal in words: for callers that name the file themselves.
+/// Takes the system's error out of [`Error::Io`], and wraps any other one: for callers that name
+/// the file themselves.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         match error {

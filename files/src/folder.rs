@@ -1,4 +1,4 @@
-//! Which folders are taken for state, and the way to them.
+//! Opens folders for state, and checks each folder and link on the path to them.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -17,17 +17,19 @@ use crate::Error;
 const ROOT: u32 = 0;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const WRITABLE_BY_ALL: u32 = 0o002;
-/// In such a folder nobody may rename or remove another user's file.
+/// Mode bit of a folder in which nobody may rename or remove another user's files.
 const STICKY: u32 = 0o1000;
-/// As the kernel's own limit on the links of one path (path_resolution(7)).
+/// Maximum number of links on one path, as in the kernel (path_resolution(7)).
 const MAX_LINKS: u32 = 40;
 
-/// Opens the folder at `path`, in which keys and secrets may lie. Makes it and what is missing above
-/// it (0700, durably) first.
+/// Opens the folder at `path` for keys and secrets. Creates it and missing parents (0700, durably)
+/// first.
 ///
 /// # Errors
-/// Refuses a folder that isn't ours or that others may write to. Refuses one that others could swap:
-/// a folder above it, or a link on the way, is neither root's nor ours, or everybody may write there.
+/// Fails if the folder isn't ours or if group or others may write to it.
+///
+/// Fails also if another user could swap the folder: a parent, or a link on the path, belongs
+/// neither to root nor to us, or everybody may write to a parent.
 pub fn own_folder(path: &Path) -> Result<File, Error> {
     let us = us();
     let way = Way { above: Above::Closed, us }.walk(path)?;
@@ -36,23 +38,23 @@ pub fn own_folder(path: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// A folder for data, open. What lies in it has to be reached by [`DataFolder::path`].
+/// An open folder for data. Its content must be accessed through [`DataFolder::path`].
 #[derive(Debug)]
 pub struct DataFolder {
-    /// The folder itself.
+    /// Descriptor of the folder, to lock or sync it.
     pub file: File,
-    /// Its path without links.
+    /// Absolute path without links.
     pub path: PathBuf,
-    /// Why other users may replace what lies in it, if they may.
+    /// Reason why other users may replace files in the folder, if they may.
     pub exposure: Option<Exposure>,
 }
 
 /// Why other users may rename, remove and create files in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exposure {
-    /// The folder is another user's.
+    /// Another user (the id) owns the folder at this path.
     Owner(PathBuf, u32),
-    /// Its mode says so.
+    /// The mode of the folder at this path gives group or others write permission.
     Mode(PathBuf, u32),
 }
 
@@ -72,15 +74,15 @@ impl fmt::Display for Exposure {
     }
 }
 
-/// Opens the folder at `path`, which may be a volume that others may write as well. Makes it and what
-/// is missing above it (0700, durably) first.
+/// Opens the folder at `path` for data, which may be a volume that others may write to. Creates it
+/// and missing parents (0700, durably) first.
 ///
-/// Whoever may write to the folder can take files out of it and put others in. So the caller checks
-/// with [`crate::data::check`] that what lies in it is ours, and uses [`crate::data`] alone there.
+/// A user with write permission on the folder can replace files in it. So the caller must check the
+/// content with [`crate::data::check`], and use only [`crate::data`] to access it.
 ///
 /// # Errors
-/// Refuses a way that leads through another user's folder or link, and a link in a folder that
-/// everybody may write to.
+/// Fails if the path leads through another user's folder or link, or through a link in a folder
+/// that everybody may write to.
 pub fn data_folder(path: &Path) -> Result<DataFolder, Error> {
     let us = us();
     let mut way = Way { above: Above::Any, us }.walk(path)?;
@@ -89,34 +91,34 @@ pub fn data_folder(path: &Path) -> Result<DataFolder, Error> {
     Ok(DataFolder { file, path: way.path, exposure })
 }
 
-/// Opens a folder and nothing else: a device may act on being opened.
+/// Opens a folder only: opening a device can have side effects.
 ///
 /// # Errors
-/// What the system says; `NotADirectory` for anything else.
+/// `NotADirectory` if `path` is no folder, otherwise the error of the system call.
 pub fn open_folder(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
-/// Opens the folder at `path`, to which nothing but links of ours or root's lead, in folders that
-/// nobody else may write to. It is only good to reach what lies in it.
+/// Opens the folder at `path` with `O_PATH`, so that the descriptor is only good to reach files in
+/// it. Follows only links that are ours or root's, in folders that nobody else may write to.
 pub(crate) fn reach(path: &Path) -> Result<OwnedFd, Error> {
     let mut walked = Way { above: Above::Inside, us: us() }.walk(path)?;
     let (folder, _) = walked.folders.pop().expect("the root at least");
     Ok(folder)
 }
 
-/// Whom we run as.
+/// Returns the user id that this process runs as.
 pub(crate) fn us() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whether `owner` is neither root nor `us`.
+/// Whether `owner` is another user, that is neither root nor `us`.
 pub(crate) fn is_others(owner: u32, us: u32) -> bool {
     ![us, ROOT].contains(&owner)
 }
 
-/// What decides whether a folder or link is trusted.
+/// Owner, mode and type of a folder or link, which decide whether it is trusted.
 #[derive(Clone, Copy)]
 pub(crate) struct Facts {
     pub owner: u32,
@@ -130,17 +132,18 @@ impl Facts {
         Self { owner: found.st_uid, mode: found.st_mode & 0o7777, is_link }
     }
 
-    /// Whether others than its owner may rename and remove what lies in this folder.
+    /// Whether the mode lets group or others create, rename and remove entries of this folder.
     pub(crate) fn lets_others_write(self) -> bool {
         self.mode & WRITABLE_BY_OTHERS != 0
     }
 
+    /// Whether every user may rename entries of this folder. The mode of a link means nothing.
     fn is_open_to_all(self) -> bool {
         self.mode & WRITABLE_BY_ALL != 0 && self.mode & STICKY == 0 && !self.is_link
     }
 }
 
-/// The folder itself.
+/// Checks the folder that was asked for; `check_above` checks the folders above it.
 fn check_own(path: &Path, found: Facts, us: u32) -> Result<(), Error> {
     if found.owner != us {
         return Err(Error::NotOurs { path: path.to_owned(), owner: found.owner, us });
@@ -151,7 +154,7 @@ fn check_own(path: &Path, found: Facts, us: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// Why others may write to a data folder, if they may.
+/// Returns the reason why others may write to a data folder, if they may.
 fn exposure(path: &Path, found: Facts, us: u32) -> Option<Exposure> {
     if is_others(found.owner, us) {
         return Some(Exposure::Owner(path.to_owned(), found.owner));
@@ -159,8 +162,8 @@ fn exposure(path: &Path, found: Facts, us: u32) -> Option<Exposure> {
     found.lets_others_write().then(|| Exposure::Mode(path.to_owned(), found.mode))
 }
 
-/// A folder above it, or a link on the way. A group is whom an administrator has put into it, and
-/// many people's umask lets their own group write: that alone is no reason here.
+/// Checks a parent folder, or a link on the path. Write permission for the group is accepted: an
+/// administrator chooses its members, and many users' umask grants it to their own group.
 fn check_above(path: &Path, found: Facts, us: u32) -> Result<(), Error> {
     check_owner_above(path, found, us)?;
     if found.is_open_to_all() {
@@ -176,31 +179,33 @@ fn check_owner_above(path: &Path, found: Facts, us: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// What may lie above the folder that is looked for.
+/// Rule for the folders and links on the path to a folder.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Above {
-    /// Folders and links that nobody else could swap.
+    /// Accepts only folders and links that no other user could swap.
     Closed,
-    /// Also folders that everybody may write to, but no links in them.
+    /// Also accepts folders that everybody may write to, but no links in them.
     Any,
-    /// Any folder, since the way was looked at before; no links in folders that others may write to.
+    /// Accepts any folder, since the path was checked before. Refuses links in folders that others
+    /// may write to.
     Inside,
 }
 
-/// Goes to a folder step by step, through open folders, so that nothing is swapped behind a look.
+/// Walks to a folder step by step. Each step starts from an open folder, so that nobody can swap a
+/// folder between check and use.
 #[derive(Clone, Copy)]
 struct Way {
     above: Above,
     us: u32,
 }
 
-/// Where a way has led to.
+/// State of a walk: the folder that was reached, and all folders above it.
 struct Walked {
-    /// All folders from the root on, open, with what decides.
+    /// Open folders from the root on, each with its owner and mode.
     folders: Vec<(OwnedFd, Facts)>,
-    /// Without links.
+    /// Absolute path without links.
     path: PathBuf,
-    /// A folder on the way to which others may write.
+    /// A folder on the path that everybody may write to, if there is one.
     exposure: Option<Exposure>,
 }
 
@@ -221,7 +226,7 @@ impl Walked {
         self.path = PathBuf::from("/");
     }
 
-    /// The last one, so that it can be synced.
+    /// Opens the last folder for reading: descriptors opened with `O_PATH` can't be synced.
     fn open(&self, named: &Path) -> Result<(File, Stat), Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = openat(&self.at().0, ".", flags, Mode::empty());
@@ -235,7 +240,8 @@ impl Walked {
 }
 
 impl Way {
-    /// Looks at each folder and link before going through it, and makes folders that are missing.
+    /// Walks to `path`. Checks each folder and link before going through it, and creates missing
+    /// folders.
     fn walk(self, path: &Path) -> Result<Walked, Error> {
         let absolute = std::path::absolute(path).map_err(Error::io("find", path))?;
         let root = open_step(CWD, OsStr::new("/")).map_err(Error::io("open", Path::new("/")))?;
@@ -285,7 +291,7 @@ impl Way {
         .map_err(Error::io("look at", next))
     }
 
-    /// Of a folder above, or a link.
+    /// Checks a parent folder, or a link, by the rule in `self.above`.
     fn check(self, path: &Path, found: Facts, walked: &mut Walked) -> Result<(), Error> {
         let stands_in = walked.at().1;
         let refuse_link = || Err(Error::NotPlain(path.to_owned()));
@@ -331,13 +337,14 @@ fn steps(path: &Path) -> VecDeque<OsString> {
 fn make(at: &OwnedFd, step: &OsStr, path: &Path) -> Result<(), Error> {
     match mkdirat(at, step, Mode::RWXU) {
         Ok(()) => sync_at(at, path.parent().unwrap_or(Path::new("/"))),
-        // Somebody else was faster; it is looked at like any other.
+        // Another process was faster; the caller checks the folder as any other.
         Err(Errno::EXIST) => Ok(()),
         Err(errno) => Err(Error::io("create", path)(errno.into())),
     }
 }
 
-/// Makes durable what was made, renamed or removed in the folder `at`, which is at `path`.
+/// Syncs the folder `at`, so that files created, renamed or removed in it are durable. `path` is
+/// for messages.
 pub(crate) fn sync_at(at: impl std::os::fd::AsFd, path: &Path) -> Result<(), Error> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let synced = openat(at, ".", flags, Mode::empty()).and_then(rustix::fs::fsync);
@@ -431,13 +438,13 @@ mod tests {
 
     #[test]
     fn a_link_of_anothers_is_not_followed_to_what_anybody_may_use() {
-        // Where everybody may put one.
+        // In /tmp every user may create links.
         let link = tempfile::Builder::new().make_in("/tmp", |path| symlink("/", path)).unwrap();
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::lchown(link.path(), Some(THEM), None).unwrap();
         }
         let owner = link.path().symlink_metadata().unwrap().uid();
-        // Whoever else we are, it is not ours.
+        // To any user but the link's owner, the link belongs to somebody else.
         let closed = |us| Way { above: Above::Closed, us };
         let refused = closed(owner + 1).walk(link.path()).err().unwrap();
         assert!(matches!(refused, Error::NotOurs { path, .. } if path == link.path()));

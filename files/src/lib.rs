@@ -1,14 +1,20 @@
-//! Files that are there, whole, after a crash, in folders that are ours alone.
+//! Durable files: after a crash each file is complete, and it lies in a folder that only our user
+//! may write to.
 //!
-//! A file is written beside its place under a name that nobody can guess or prepare, synced, given
-//! its name, and then its folder is synced: whoever reads it finds the old content or the new one,
-//! and after [`replace`] returned, the new one. What a crash leaves beside it, [`sweep`] removes.
+//! A file is written under a temporary name that nobody can guess, synced and renamed; then its
+//! folder is synced. A reader finds the old or the new content, and only the new one after
+//! [`replace`] returned. [`sweep`] removes temporary files that a crash left.
 //!
-//! Whoever owns a folder, or may write to it or to one above it, decides what lies in it: a link
-//! to a file that only we may overwrite, a file for our keys that others can read. So [`own_folder`]
-//! refuses such a folder, and [`open`] takes no link, pipe, or file that has another name.
-//! Data may lie on a volume that others may write to: [`data_folder`] and [`data`] are for that.
-//! A file that a person named ([`open_named`]) may lie anywhere, and only has to be a file.
+//! A user who owns a folder, or may write to it or to one above it, controls its content. Such a
+//! user can link to a file that only we may overwrite, or create our key file with a mode that
+//! others can read. So [`own_folder`] refuses such a folder, and [`open`] refuses links, pipes, and
+//! files with more than one hard link.
+//!
+//! There are two exceptions:
+//!
+//! - Data may lie on a volume that others may write to: see [`data_folder`] and [`data`].
+//! - A file that a person named ([`open_named`]) may lie anywhere, and only has to be a regular
+//!   file.
 
 pub mod data;
 mod error;

@@ -1,5 +1,5 @@
-//! Files that a person names: whoever did so chose them, so that links are followed; but nothing is
-//! waited for, and nothing without an end is read.
+//! Reading of files that a person named. Links are followed, since that person chose the path. Only
+//! regular files are read, so that no read blocks or never ends.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result};
@@ -8,25 +8,25 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Opens a file to be read.
+/// Opens a file for reading.
 ///
 /// # Errors
-/// Refuses, at once, what is no regular file: a pipe or a terminal may never answer, a device may
+/// Fails at once if it is no regular file: a pipe or a terminal may block forever, a device may
 /// never end.
 pub fn open_named(path: &Path) -> Result<File> {
-    // A device may act on being opened.
+    // Opening a device can have side effects, so the type is checked first.
     check(std::fs::metadata(path)?.file_type())?;
-    // It may have become another thing since.
+    // The file may have been replaced since that check.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     check(file.metadata()?.file_type())?;
     Ok(file)
 }
 
-/// The content of a file.
+/// Reads a whole file.
 ///
 /// # Errors
-/// As [`open_named`], and for a file of more than `max_bytes`.
+/// Fails as [`open_named`] does, and if the file has more than `max_bytes`.
 pub fn read_named(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_named(path)?.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;

@@ -1,4 +1,4 @@
-//! Opening what is ours: no link is followed, nothing waits on a pipe.
+//! Opening of our own files: without following links, and without waiting on a pipe.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read};
@@ -9,30 +9,30 @@ use rustix::fs::OFlags;
 
 use crate::Error;
 
-/// Opens a file of ours as `options` say, making it (0600) if they say so.
+/// Opens a file of ours with `options`. A file that this creates gets mode 0600.
 ///
 /// # Errors
-/// Refuses what is no plain file or has a second name.
+/// Fails if it is no regular file, or has more than one hard link.
 pub fn open(path: &Path, options: &mut OpenOptions) -> Result<File, Error> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = options.mode(0o600).custom_flags(flags.bits().cast_signed()).open(path);
     let file = file.map_err(|source| match rustix::io::Errno::from_io_error(&source) {
-        // A link; a pipe without a reader, or a socket.
+        // The path is a link, a pipe without a reader, or a socket.
         Some(rustix::io::Errno::LOOP | rustix::io::Errno::NXIO) => Error::NotPlain(path.to_owned()),
         _ => Error::io("open", path)(source),
     })?;
     let found = file.metadata().map_err(Error::io("look at", path))?;
-    // It may have lost its name since: that is no second one.
+    // A link count of 0 is accepted: the file was removed since it was opened.
     if !found.is_file() || found.nlink() > 1 {
         return Err(Error::NotPlain(path.to_owned()));
     }
     Ok(file)
 }
 
-/// The content of a file of ours, or nothing if there is none.
+/// Reads a file of ours. Returns `None` if there is no such file.
 ///
 /// # Errors
-/// Refuses as [`open`] does, and a file of more than `max_bytes`.
+/// Fails as [`open`] does, and if the file has more than `max_bytes`.
 pub fn read(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
     let file = match open(path, OpenOptions::new().read(true)) {
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
@@ -41,7 +41,7 @@ pub fn read(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
     content(path, file, max_bytes).map(Some)
 }
 
-/// All of an open file.
+/// Reads all of an open file, of at most `max_bytes`. `path` is for messages.
 pub(crate) fn content(path: &Path, file: File, max_bytes: u64) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     let read = file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes);

@@ -1,5 +1,5 @@
-//! The open folder that a file lies in, with the file's name: what is done there is done in that folder,
-//! whatever becomes of its path.
+//! A file name in an open folder. Operations on it happen in that folder, even if the folder's path
+//! changes meanwhile.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -12,17 +12,17 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat};
 use crate::Error;
 use crate::folder::{reach, sync_at};
 
-/// A name in an open folder.
+/// A file name, with the open folder that it is in.
 #[derive(Debug)]
 pub(crate) struct Place {
     folder: OwnedFd,
     name: OsString,
-    /// The whole path, for messages.
+    /// Whole path, used in error messages only.
     path: PathBuf,
 }
 
 impl Place {
-    /// Where `path` leads by the system's own rules.
+    /// Resolves `path` by the system's own rules; links are followed.
     pub(crate) fn named(path: &Path) -> Result<Self, Error> {
         let (folder, name) = split(path)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -32,7 +32,7 @@ impl Place {
         Ok(Self { folder, name, path: path.to_owned() })
     }
 
-    /// Where `path` leads by links that no other user can have put there.
+    /// Resolves `path`, and follows only links that no other user can have created.
     pub(crate) fn of_data(path: &Path) -> Result<Self, Error> {
         let (folder, name) = split(path)?;
         Ok(Self { folder: reach(folder)?, name, path: path.to_owned() })
@@ -42,7 +42,7 @@ impl Place {
         &self.path
     }
 
-    /// Another name in the folder.
+    /// Returns another name in this folder.
     pub(crate) fn beside(&self, name: OsString) -> io::Result<Self> {
         let folder = self.folder.try_clone()?;
         Ok(Self { folder, path: self.path.with_file_name(&name), name })
@@ -52,18 +52,18 @@ impl Place {
         &self.name
     }
 
-    /// Opens the name itself: a link is none that is followed, and nothing is waited for.
+    /// Opens the file. Doesn't follow a link, and doesn't wait for the other end of a pipe.
     pub(crate) fn open(&self, flags: OFlags, mode: Mode) -> io::Result<File> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         Ok(openat(&self.folder, &self.name, flags, mode)?.into())
     }
 
-    /// Gives the file the name of `to`.
+    /// Renames the file to `to`.
     pub(crate) fn rename(&self, to: &Self) -> io::Result<()> {
         Ok(rustix::fs::renameat(&self.folder, &self.name, &to.folder, &to.name)?)
     }
 
-    /// Gives the file a second name; fails where that stands already.
+    /// Creates a hard link `to` to the file; fails if `to` exists.
     pub(crate) fn link(&self, to: &Self) -> io::Result<()> {
         let none = AtFlags::empty();
         Ok(rustix::fs::linkat(&self.folder, &self.name, &to.folder, &to.name, none)?)
@@ -73,12 +73,12 @@ impl Place {
         Ok(rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty())?)
     }
 
-    /// Makes a folder (0700).
+    /// Creates a folder (0700) with this name.
     pub(crate) fn make_folder(&self) -> io::Result<()> {
         Ok(rustix::fs::mkdirat(&self.folder, &self.name, Mode::RWXU)?)
     }
 
-    /// Makes durable what was made, renamed or removed in the folder.
+    /// Syncs the folder, which makes files created, renamed or removed in it durable.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         sync_at(&self.folder, self.path.parent().unwrap_or(Path::new("/")))
     }

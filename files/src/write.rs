@@ -1,4 +1,4 @@
-//! Writing: aside, synced, named, folder synced.
+//! Durable writing: write a temporary file, sync it, rename it, sync the folder.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -13,24 +13,25 @@ use crate::Error;
 use crate::folder::open_folder;
 use crate::place::Place;
 
-/// Between a file's name and what nobody can guess, while it is written.
+/// Separates a file's name from the random part in the name of its temporary file.
 const ASIDE: &str = ".unfinished-";
 const RANDOM_BYTES: usize = 16;
-/// What we make is its owner's to read and write.
+/// Mode of the files that we create: only their owner may read and write them.
 const PRIVATE: u32 = 0o600;
 
-/// Puts a file with `bytes` (0600) in the place of `path`, durably.
+/// Replaces the file at `path` by one with `bytes` (0600), atomically and durably.
 ///
 /// # Errors
-/// If the disk refuses; `path` then holds the old content or the new one.
+/// If the file system refuses; `path` then holds the old or the new content.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     replace_at(&Place::named(path)?, bytes)
 }
 
-/// As [`replace`], with what is written told by the very file that it is written to.
+/// Replaces a file as [`replace`] does. `bytes` returns the content, and gets the temporary file
+/// that the content is written to.
 ///
 /// # Errors
-/// As [`replace`].
+/// Fails as [`replace`] does, and if `bytes` fails.
 pub fn replace_by(
     path: &Path,
     bytes: impl FnOnce(&File) -> std::io::Result<Vec<u8>>,
@@ -52,14 +53,14 @@ pub(crate) fn replace_volatile_at(place: &Place, bytes: &[u8]) -> Result<(), Err
     put(&aside, place)
 }
 
-/// Makes a file that isn't there yet, durably.
+/// Creates a file durably that doesn't exist yet.
 ///
 /// # Errors
-/// `Exists` if something stands at `path`: it is left as it is.
+/// [`Error::Exists`] if `path` exists; it is left unchanged.
 pub fn create(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
     let place = Place::named(path)?;
     let aside = write_aside(&place, bytes, mode, true)?;
-    // A link fails where a rename would silently replace.
+    // link(2) fails if the name exists; rename(2) would silently replace the file.
     let linked = aside.link(&place);
     aside.remove().map_err(Error::io("remove", aside.path()))?;
     linked.map_err(|source| match source.kind() {
@@ -69,10 +70,10 @@ pub fn create(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
     place.sync()
 }
 
-/// Gives a file or folder another name, durably.
+/// Renames a file or folder durably.
 ///
 /// # Errors
-/// If the disk refuses.
+/// If the file system refuses.
 pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
     rename_at(&Place::named(from)?, &Place::named(to)?)
 }
@@ -83,19 +84,19 @@ pub(crate) fn rename_at(from: &Place, to: &Place) -> Result<(), Error> {
     if from.path().parent() == to.path().parent() { Ok(()) } else { from.sync() }
 }
 
-/// Makes durable what was made, renamed or removed in `folder`.
+/// Syncs `folder`, which makes files created, renamed or removed in it durable.
 ///
 /// # Errors
-/// If the disk refuses.
+/// If the file system refuses.
 pub fn sync(folder: &Path) -> Result<(), Error> {
     let synced = open_folder(folder).and_then(|folder| folder.sync_all());
     synced.map_err(Error::io("sync", folder))
 }
 
-/// [`sync`] of the folder that `path` lies in.
+/// Syncs the folder that contains `path`; see [`sync`].
 ///
 /// # Errors
-/// If the disk refuses.
+/// If the file system refuses.
 pub fn sync_folder(path: &Path) -> Result<(), Error> {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => sync(parent),
@@ -103,7 +104,7 @@ pub fn sync_folder(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Whether a name is one under which a file is written before it gets its own.
+/// Whether `name` is the name of a temporary file, under which a file is written before its rename.
 #[must_use]
 pub fn is_aside(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
@@ -113,11 +114,11 @@ pub fn is_aside(name: &OsStr) -> bool {
     })
 }
 
-/// Removes what writers that were killed have left in `folder`. Only for whom holds the folder's
-/// lock: it would take a living writer's file away.
+/// Removes the temporary files that killed writers left in `folder`. The caller must hold the
+/// folder's lock: otherwise a living writer would lose its file.
 ///
 /// # Errors
-/// If the disk refuses.
+/// If the file system refuses.
 pub fn sweep(folder: &Path) -> Result<(), Error> {
     for entry in std::fs::read_dir(folder).map_err(Error::io("read", folder))? {
         let entry = entry.map_err(Error::io("read", folder))?;
@@ -140,14 +141,14 @@ fn write_aside_by<B: AsRef<[u8]>>(
     bytes: impl FnOnce(&File) -> std::io::Result<B>,
 ) -> Result<Place, Error> {
     let aside = aside_of(place)?;
-    // Exclusive: neither a link nor a file that somebody has opened before is written through.
+    // O_EXCL: nothing is written through a link, or to a file that another process has open.
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
     let opened = aside.open(flags, Mode::from_raw_mode(mode));
     let written = opened.map_err(Error::io("create", aside.path())).and_then(|mut file| {
         let result = bytes(&file).and_then(|bytes| fill(&mut file, bytes.as_ref(), mode, keep));
         let result = result.map_err(Error::io("write", aside.path()));
         if result.is_err() {
-            // What is left of it on a full disk helps nobody.
+            // A partial file is useless, and takes space on a disk that may be full.
             let _ = aside.remove();
         }
         result
@@ -156,7 +157,7 @@ fn write_aside_by<B: AsRef<[u8]>>(
 }
 
 fn fill(file: &mut File, bytes: &[u8], mode: u32, keep: bool) -> std::io::Result<()> {
-    // Whatever the umask has taken away.
+    // The umask has removed bits from the mode given to open(2).
     file.set_permissions(std::fs::Permissions::from_mode(mode))?;
     file.write_all(bytes)?;
     if keep { file.sync_all() } else { Ok(()) }

@@ -1,14 +1,14 @@
-//! What every target has: no single allocation out of proportion to what it is given.
+//! Allocator shared by all fuzz targets: a single huge allocation aborts the process.
 //!
-//! An input has at most some kilobytes (libFuzzer's `-max_len`), so that whatever asks for much more at
-//! once believed a number in it.
+//! An input has at most some kilobytes (libFuzzer's `-max_len`). Code that asks for much more
+//! memory at once trusted a length in the input.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-/// The largest allocation that is in proportion.
+/// Largest single allocation allowed. No input of a few kilobytes needs more.
 const MAX_BYTES: usize = 16 << 20;
 
-/// The system's allocator, which ends the process where too much is asked for.
+/// The system's allocator, except that an allocation above `MAX_BYTES` aborts the process.
 struct Bounded;
 
 #[global_allocator]
@@ -21,7 +21,7 @@ fn check(bytes: usize) {
     }
 }
 
-// SAFETY: each call goes to the system's allocator as it came.
+// SAFETY: each call is passed unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Bounded {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         check(layout.size());

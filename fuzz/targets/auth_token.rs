@@ -1,4 +1,5 @@
-//! A token that somebody shows, where tokens are simple ones and where they are signed: nobody gave it.
+//! Auth tokens of a client, simple and signed (JWT). No fuzz input may be accepted, as no member
+//! issued it.
 #![no_main]
 
 use std::path::Path;

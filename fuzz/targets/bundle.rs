@@ -1,4 +1,5 @@
-//! What an operator gives a host: a bundle or ticket, and the signed things in it.
+//! Parsers for what an operator pastes on a host: a bundle or join ticket, and the signed values in
+//! it.
 #![no_main]
 
 use discovery_types::bundle::Bundle;

@@ -1,4 +1,5 @@
-//! The data of an entry of the log: what is understood is the same once it is written again.
+//! Decoder for the data of a log entry. Decoded data must be the same after encoding and decoding
+//! it again.
 #![no_main]
 
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! A configuration file.
+//! Parser for a node's configuration file.
 #![no_main]
 
 use muster_fuzz as _;

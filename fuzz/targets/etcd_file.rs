@@ -1,4 +1,5 @@
-//! A file of etcd's with some bytes changed: three bytes say where, the next one is put there.
+//! Reader for etcd's bbolt files. The input changes bytes of a valid file: three bytes give an
+//! offset, the fourth the new value.
 #![no_main]
 
 use muster_fuzz as _;
@@ -8,7 +9,8 @@ use std::sync::LazyLock;
 use muster_node::etcd_file::{EtcdFile, EtcdFileError, HashCheck};
 use node_bbolt::{Builder, Reader, Value, WriteError, measure, write};
 
-/// Its buckets are etcd's, with rows that say nothing: whatever is made of them is changed, too.
+/// Fills a file with etcd's buckets and meaningless rows. The buckets exist so that changed bytes
+/// reach the code that reads them.
 fn fill(file: &mut Builder<'_>) -> Result<(), WriteError> {
     for bucket in ["alarm", "auth", "authRoles", "authUsers", "cluster", "key", "lease", "meta"] {
         file.bucket(bucket.as_bytes())?;

@@ -1,4 +1,4 @@
-//! What is posted to the JSON gateway: the path, a zero byte, the body.
+//! A request to the JSON gateway. The input is the path, a zero byte and the body.
 #![no_main]
 
 use muster_fuzz as _;

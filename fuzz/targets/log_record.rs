@@ -1,4 +1,4 @@
-//! A record of the log: whatever is understood is written again byte for byte.
+//! Decoder for log records. A decoded record must encode to the same bytes again.
 #![no_main]
 
 use muster_fuzz as _;

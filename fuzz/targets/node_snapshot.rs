@@ -1,4 +1,4 @@
-//! A member's snapshot, from behind the word that it begins with.
+//! Reader for a member's snapshot. The input follows a valid magic number and version.
 #![no_main]
 
 use muster_fuzz as _;

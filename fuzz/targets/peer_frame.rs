@@ -1,4 +1,4 @@
-//! What a peer sends: frames, and the messages in them.
+//! Decoder for a peer stream: frames, and the messages in them.
 #![no_main]
 
 use muster_fuzz as _;

@@ -1,4 +1,4 @@
-//! What a member wrote down that its peers promised.
+//! Parser for the file in which a member keeps the promises of its peers.
 #![no_main]
 
 use muster_fuzz as _;

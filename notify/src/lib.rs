@@ -20,10 +20,10 @@ pub enum State<'a> {
     Ready,
     /// The process is about to end.
     Stopping,
-    /// The process works; restarts the interval that [`watchdog_interval`] returns.
+    /// The process is alive. Restarts the interval that [`watchdog_interval`] returns.
     Watchdog,
-    /// One line for people about what the process does, shown by `systemctl status`. A control
-    /// character in it is sent as a space: a line break would begin another message.
+    /// One line about what the process does, shown by `systemctl status`. A control character in it
+    /// is sent as a space, since a line break would begin another message.
     Status(&'a str),
 }
 
@@ -41,8 +41,8 @@ impl<'a> State<'a> {
     }
 }
 
-/// The interval within which the service manager expects [`State::Watchdog`] from this process, as
-/// sd_watchdog_enabled(3) describes it. None if it expects none.
+/// Returns the interval within which the service manager expects [`State::Watchdog`] from this
+/// process, as sd_watchdog_enabled(3) describes it. Returns `None` if it expects none.
 #[must_use]
 pub fn watchdog_interval() -> Option<Duration> {
     let variable = |name| std::env::var(name).ok();
@@ -54,7 +54,7 @@ pub fn watchdog_interval() -> Option<Duration> {
 }
 
 fn parse_interval(interval: Option<&str>, process: Option<&str>, own: u32) -> Option<Duration> {
-    // Both variables are inherited: they may have been meant for the process that started this one.
+    // Both variables are inherited, so they may have been meant for the parent process.
     if process.is_some_and(|process| process.parse() != Ok(own)) {
         return None;
     }
@@ -62,10 +62,10 @@ fn parse_interval(interval: Option<&str>, process: Option<&str>, own: u32) -> Op
     Some(Duration::from_micros(microseconds))
 }
 
-/// Tells the service manager, if there is one.
+/// Sends `state` to the service manager. Does nothing if `NOTIFY_SOCKET` is not set.
 ///
 /// # Errors
-/// If `NOTIFY_SOCKET` names no socket, or nobody receives on it.
+/// If `NOTIFY_SOCKET` names no socket, or no process receives on it.
 pub fn notify(state: State<'_>) -> io::Result<()> {
     match std::env::var_os(SOCKET_VARIABLE) {
         Some(socket) if !socket.is_empty() => send(&socket, &state.message()),
