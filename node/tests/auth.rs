@@ -1,4 +1,4 @@
-//! Users and roles on three members, with stock `etcdctl`: whichever is asked, all of them know.
+//! Users, roles and tokens on three members, managed with stock `etcdctl` through any of them.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -13,7 +13,8 @@ use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::{AuthenticateRequest, RangeRequest};
 use tonic::{Request, Status};
 
-/// What is said to etcdctl, and how a line of its answer begins: as with stock etcd 3.7.3.
+/// Arguments of etcdctl, and the start of a line of its expected output. The output is that of
+/// stock etcd 3.7.3.
 const SCRIPT: &[(&str, &str)] = &[
     ("user add root:canary-root", "User root created"),
     ("user add u:canary-u", "User u created"),
@@ -72,7 +73,8 @@ const SCRIPT: &[(&str, &str)] = &[
     ("get x", "x"),
 ];
 
-/// The words for etcdctl; the first may name who says them.
+/// Turns a line of [`SCRIPT`] into arguments. The first word may select a user: `R` root, `U` u,
+/// `wrong` u with a wrong password.
 fn words(said: &str) -> Vec<&str> {
     let (who, rest) = said.split_once(' ').unwrap();
     match who {
@@ -89,7 +91,7 @@ async fn etcdctl_manages_users_and_is_refused_as_by_stock_etcd() {
     let members = started(root.path());
     settled(&all(&members)).await;
     for (n, (said, expected)) in SCRIPT.iter().enumerate() {
-        // Each is asked in turn, so that what one has changed counts at the next at once.
+        // Members take turns, so a change made through one must be visible on the next at once.
         let member = &members[n % members.len()];
         let Some((_, text)) = etcdctl(&member.client_url, &words(said)) else { return };
         let told = text.lines().filter(|line| !line.starts_with('{'));
@@ -106,7 +108,7 @@ async fn etcdctl_manages_users_and_is_refused_as_by_stock_etcd() {
     }
 }
 
-/// No file below holds the text.
+/// Asserts that no file below `folder` contains `text`.
 fn nothing_has(folder: &Path, text: &str) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -161,7 +163,7 @@ async fn a_token_of_one_member_is_good_at_every_other() {
     let after = loop {
         match token(other).await {
             Ok(token) => break token,
-            // Until another one leads.
+            // There is no leader until an election is over.
             Err(error) => assert!(start.elapsed() < common::PATIENCE, "{error}"),
         }
     };

@@ -1,4 +1,5 @@
-//! A member that has proven who it is and then sends what no member may: the others go on.
+//! A malicious member: it passes the handshake and then sends invalid messages. The other members
+//! must go on.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -17,16 +18,17 @@ use node_consensus::{Entry, Members, Message, MessageKind, Position};
 const MESSAGES: u8 = 0;
 const SNAPSHOT: u8 = 1;
 
-/// What a member of the cluster knows that wants to act as another one.
+/// Ids for a stream on which the test acts as member `from`.
 struct Ids {
     cluster: u64,
     from: u64,
     to: u64,
 }
 
-/// The stream that `ids.from` would open, hello exchanged (see `transport/hello.rs`).
+/// Opens the stream that member `from` would open to `to`, and exchanges hellos (see
+/// `transport/hello.rs`).
 fn open(address: &str, ids: &Ids, purpose: u8, run: u64) -> TcpStream {
-    // It says that its disk is empty, and nobody knows better.
+    // The hello says that the sender's disk is empty; no member knows otherwise.
     let mut hello = vec![0; 96];
     hello[..8].copy_from_slice(b"MUSTERP1");
     hello[9] = 2;
@@ -63,7 +65,8 @@ fn message(kind: MessageKind, ids: &Ids) -> Message {
     Message::new(kind, ids.from, ids.to)
 }
 
-/// Two members that run, and what a bad third one knows of their leader.
+/// Starts two of three members. Returns them, the leader's index and peer address, and the ids for
+/// a malicious third member.
 async fn two_of_three(root: &std::path::Path) -> (Vec<Member>, usize, String, Ids) {
     let mut members = three(root);
     members.truncate(2);
@@ -72,7 +75,7 @@ async fn two_of_three(root: &std::path::Path) -> (Vec<Member>, usize, String, Id
     let leader = settled(&[&members[0], &members[1]]).await;
     let header = members[leader].status().await.unwrap().header.unwrap();
     let list = members[0].members().await.unwrap();
-    // The third has published nothing yet.
+    // The third member never ran, so it has published no client URLs.
     let third = list.iter().find(|member| member.client_ur_ls.is_empty()).unwrap();
     let ids = Ids { cluster: header.cluster_id, from: third.id, to: header.member_id };
     let flag = "--listen-peer-urls=http://";
@@ -110,7 +113,7 @@ async fn proposals_that_nobody_could_apply_are_not_taken_from_a_peer() {
         };
         frame(&mut stream, 2, &encoded(&propose));
     }
-    // The last of them has been looked at once the log says so.
+    // The log tells when all of them have been rejected.
     let looked = || members[leader].log().matches("cannot be used").count() >= 3;
     common::eventually("they are refused", looked);
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -123,9 +126,9 @@ async fn a_snapshot_that_could_not_be_installed_is_refused_and_the_store_stays()
     let (members, leader, address, ids) = two_of_three(root.path()).await;
     members[leader].put("kept", "v").await.unwrap();
     let status = members[leader].status().await.unwrap();
-    // A whole store, as a member would send it, of another position than it is announced with.
+    // A complete store as a member would send it, but at another position than the announced one.
     let elsewhere = whole_store(Position { index: 3, term: 1 });
-    // And one of that position, with other members.
+    // A complete store at the announced position, but with other members.
     let at = Position { index: status.raft_index + 1000, term: status.raft_term };
     let foreign = whole_store(at);
     let voters = {
@@ -160,7 +163,7 @@ async fn a_snapshot_that_could_not_be_installed_is_refused_and_the_store_stays()
     assert_eq!(members[leader].get("kept").await.unwrap().as_deref(), Some("v"));
 }
 
-/// The answer to a snapshot, pings before it left out.
+/// Returns the answer to a snapshot, and skips pings that come before it.
 fn answer(stream: &mut TcpStream) -> u8 {
     loop {
         let mut head = [0; 5];
@@ -174,7 +177,7 @@ fn answer(stream: &mut TcpStream) -> u8 {
     }
 }
 
-/// A small store's snapshot.
+/// Returns the snapshot of a small store at position `at`.
 fn whole_store(at: Position) -> Vec<u8> {
     use muster_node::{
         disk::{Backend, Disk as _, Open, RealDisk},

@@ -1,5 +1,5 @@
-//! Certificates that openssl makes easily and Go takes: which of them are taken here, and what the log
-//! says of the others. The clients are etcd's own.
+//! Certificates that are easily made with openssl and that Go accepts. The tests say which of them
+//! this node accepts, and how the log explains a refusal. The clients are etcd's own.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -27,7 +27,7 @@ fn openssl(dir: &Path, commands: &str) -> bool {
     true
 }
 
-/// A CA and a server's certificate of it.
+/// Creates a CA and a server certificate signed by it. Returns false without openssl.
 fn authority(dir: &Path) -> bool {
     openssl(
         dir,
@@ -39,7 +39,7 @@ fn authority(dir: &Path) -> bool {
     )
 }
 
-/// A member with TLS for clients, who need a certificate.
+/// Returns a member that serves TLS and requires client certificates. It isn't started yet.
 fn member(dir: &Path) -> Member {
     let [peer, client] = free_ports();
     let mut member = Member::new(dir, "one", peer, client, &format!("one=http://127.0.0.1:{peer}"));
@@ -58,8 +58,8 @@ fn member(dir: &Path) -> Member {
     member
 }
 
-/// Whether etcd's client is let in with its certificate `client.crt`; none without etcdctl. One that is
-/// expected to be refused tries for seconds, and any other as long as it takes.
+/// Whether etcdctl can write with the certificate `client.crt`. Returns `None` without etcdctl. If
+/// a refusal is expected, etcdctl tries for 3 s only.
 fn is_let_in(dir: &Path, member: &Member, is_expected: bool) -> Option<bool> {
     let file = |name: &str| dir.join(name).display().to_string();
     let (ca, cert, key) = (file("ca.crt"), file("client.crt"), file("client.key"));
@@ -72,7 +72,8 @@ fn is_let_in(dir: &Path, member: &Member, is_expected: bool) -> Option<bool> {
 
 const RSA: &str = "-newkey rsa:2048 -nodes";
 
-/// What a client's certificate is made with, and what the log says; nothing if it is taken.
+/// Returns openssl commands that make a client certificate, each with the reason in the log for
+/// refusing it. No reason means that it must be accepted.
 fn kinds() -> Vec<(String, Option<&'static str>)> {
     let client = "-keyout client.key -out client.crt -subj /CN=somebody";
     let usage = "-addext extendedKeyUsage";
@@ -115,7 +116,8 @@ fn each_kind_of_client_certificate_is_taken_or_refused_in_words() {
             return;
         }
         let mut member = member(dir);
-        // One that is its own CA is the server's CA as well.
+        // The self-signed client certificate replaced `ca.crt`, so both it and the server's CA must
+        // be trusted.
         let ca = if dir.join("old.crt").exists() { "old.crt" } else { "ca.crt" };
         let both = std::fs::read_to_string(dir.join("ca.crt")).unwrap()
             + &std::fs::read_to_string(dir.join(ca)).unwrap();
@@ -133,7 +135,7 @@ fn each_kind_of_client_certificate_is_taken_or_refused_in_words() {
         if dir.join("old.crt").exists() {
             continue;
         }
-        // The command that the log names makes one that is let in.
+        // The log suggests a command; its certificate must be accepted.
         if let Some((_, command)) = log.split_once("Make one that works: ") {
             let command = command.split('"').next().unwrap();
             openssl(dir, command);

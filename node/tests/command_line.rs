@@ -1,4 +1,4 @@
-//! What the program says and how it ends, without ever serving.
+//! Output and exit codes of runs in which the program never serves.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 

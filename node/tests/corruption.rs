@@ -1,5 +1,5 @@
-//! A member whose data is another than the others' is found and stops serving; nobody else is, and nobody
-//! else does.
+//! A member whose data differs from the others' is detected and stops serving. The other members
+//! raise no false alarm and go on.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -22,7 +22,7 @@ use prost::Message as _;
 use redb::{Database, ReadableTable as _, TableDefinition};
 use tonic::{Code, Status};
 
-/// Three members that compare their data as often as they can, once a second at most.
+/// Starts three members that compare their data once a second, the shortest interval.
 fn often(root: &Path) -> Vec<Member> {
     let mut members = three(root);
     for member in &mut members {
@@ -33,7 +33,7 @@ fn often(root: &Path) -> Vec<Member> {
     members
 }
 
-/// Changes one byte of a value in the file of a member that does not run, as a disk might.
+/// Changes one byte of a value in the store of a stopped member, as a failing disk might.
 fn rot(member: &Member) {
     let records: TableDefinition<'_, u128, &[u8]> = TableDefinition::new("records");
     let file = Database::open(member.data_dir.join("member/db")).unwrap();
@@ -52,7 +52,7 @@ fn rot(member: &Member) {
     txn.commit().unwrap();
 }
 
-/// Asks until it is answered: there may be no leader for a while.
+/// Repeats a request until it succeeds: there may be no leader for a while.
 async fn answered<T>(mut ask: impl AsyncFnMut() -> Result<T, Status>) -> T {
     let start = Instant::now();
     loop {
@@ -86,7 +86,7 @@ fn is_corrupt<T: std::fmt::Debug>(answer: Result<T, Status>) -> bool {
     (status.code(), status.message()) == (Code::DataLoss, "etcdserver: corrupt cluster")
 }
 
-/// The value of a metric, 0 if there is none.
+/// Returns the value of a metric, or 0 if the member doesn't have it.
 fn metric(member: &Member, name: &str) -> u64 {
     let metrics = member.http("/metrics");
     let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -114,7 +114,7 @@ async fn a_member_whose_file_has_changed_stops_serving_and_can_be_replaced() {
     let watch = futures_util::stream::pending::<WatchRequest>();
     assert!(is_corrupt(WatchClient::new(ill.channel()).watch(watch).await.map(drop)));
     assert!(ill.http("/readyz").contains("[-]data_corruption failed"));
-    // It is asked nothing new by that: who is there, what is wrong, what it holds.
+    // It still answers questions that help to diagnose it: the member list, alarms and its hash.
     assert_eq!(answered(async || ill.members().await).await.len(), 3);
     assert_ne!(ill.hash(last).await.unwrap(), well[0].hash(last).await.unwrap());
     let raised = format!("muster_alarm{{alarm=\"CORRUPT\",member_id=\"{id:x}\"}}");
@@ -132,13 +132,14 @@ async fn a_member_whose_file_has_changed_stops_serving_and_can_be_replaced() {
     replace(&mut members, id, root.path()).await;
 }
 
-/// Who leads brings others up to date: a member with other data hands over whenever it comes to lead.
+/// Asserts that the corrupt member hands over leadership as soon as it gets it: a leader sends its
+/// data to others.
 async fn it_does_not_lead(members: &[Member]) {
     let target_id = members[2].member_id().await;
     let led = |member: &Member| metric(member, "etcd_server_is_leader") == 1;
     let leader = settled(&all(members)).await;
     let mut asked = MaintenanceClient::new(members[leader].channel());
-    // It may have led and handed over again by the time of the answer.
+    // The member may already have handed over before the answer, so the result doesn't matter.
     let _ = asked.move_leader(MoveLeaderRequest { target_id }).await;
     eventually("another leads", || !led(&members[2]) && members[..2].iter().any(led));
     put_again(&members[0], "m", "value").await;
@@ -173,7 +174,7 @@ async fn replace(members: &mut Vec<Member>, id: u64, root: &Path) {
     assert!(alarms(&members[0]).await.is_empty());
 }
 
-/// Waits for so many more comparisons of all three.
+/// Waits for `times` further comparisons that covered all three members.
 async fn compared(members: &[Member], times: u64) {
     let count = || -> u64 {
         members
@@ -205,7 +206,7 @@ async fn nobody_is_alarmed_by_load_compactions_restarts_or_another_leader() {
                     value: vec![b'x'; 500].into(),
                     ..Default::default()
                 };
-                // Its leader may be on the move.
+                // The put may fail while leadership moves.
                 let _ = kv.put(put).await;
             }
         });

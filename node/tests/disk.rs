@@ -1,4 +1,4 @@
-//! A disk that is full, and one that fails: told in plain words, and nothing acknowledged after it.
+//! A full disk and a failing disk: the log names the problem, and no later write is acknowledged.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -45,7 +45,7 @@ async fn a_full_disk_refuses_what_grows_and_serves_the_rest_until_there_is_space
     assert_eq!(refused.message(), "etcdserver: mvcc: database space exceeded");
     eventually("it says so", || member.log().contains("the disk is almost full"));
 
-    // Reads, deletions and compactions go on, and the alarm says who is short.
+    // Reads, deletions and compactions still work, and the alarm names the member that lacks space.
     assert!(member.get("before").await.unwrap().is_some());
     let mut kv = KvClient::new(member.channel());
     let gone = DeleteRangeRequest { key: "grows".into(), ..Default::default() };

@@ -1,4 +1,5 @@
-//! Snapshots that stock etcd's tools save of this node, and stock etcd started from them.
+//! Snapshots in both directions: stock etcd starts from this node's, and this node from stock
+//! etcd's.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -12,7 +13,7 @@ use node_proto::etcdserverpb::{
     CompactionRequest, DeleteRangeRequest, RangeRequest, RangeResponse, kv_client::KvClient,
 };
 
-/// Debian's, 3.4.
+/// Path of Debian's etcd, version 3.4.
 const ETCD: &str = "/usr/bin/etcd";
 
 fn has_stock() -> bool {
@@ -23,7 +24,7 @@ fn has_stock() -> bool {
     has
 }
 
-/// Puts, deletes and a compaction; gives the newest revision.
+/// Writes puts, deletions and a compaction. Returns the newest revision.
 async fn write_history(member: &Member) -> i64 {
     let mut kv = KvClient::new(member.channel());
     let mut revision = 0;
@@ -58,7 +59,7 @@ async fn everything(member: &Member, revision: i64) -> RangeResponse {
     RangeResponse { header: None, ..answer }
 }
 
-/// Debian's etcd, on no directory yet.
+/// Returns a member that runs Debian's etcd, not started yet and without a data directory.
 fn stock(root: &Path) -> Member {
     let [peer, client] = free_ports();
     let initial = format!("stock=http://127.0.0.1:{peer}");
@@ -67,8 +68,8 @@ fn stock(root: &Path) -> Member {
     member
 }
 
-/// Makes the directory of `member` of a snapshot, with `snapshot restore` of its own tools, and
-/// starts it.
+/// Creates `member`'s data directory from a snapshot with `tool snapshot restore`, and starts the
+/// member.
 fn start_from(file: &Path, mut tool: Command, member: &mut Member) {
     let is_for_both = |flag: &&String| {
         ["--name=", "--data-dir=", "--initial-"].iter().any(|known| flag.starts_with(known))
@@ -85,7 +86,7 @@ fn save(from: &Member, file: &Path) {
     assert!(saved && said.contains("Snapshot saved at"), "{said}");
 }
 
-/// Waits until `member` has what [`write_history`] wrote last.
+/// Waits until `member` serves the last key that [`write_history`] wrote.
 async fn serving(member: &Member) {
     let start = std::time::Instant::now();
     while member.get("last").await.ok().flatten().as_deref() != Some("one") {
@@ -94,7 +95,8 @@ async fn serving(member: &Member) {
     }
 }
 
-/// Checksums and whole ranges at several revisions; then both go on from the same one.
+/// Asserts that both stores have equal hashes and ranges at several revisions, and that the next
+/// put gets the same revision.
 async fn assert_same(one: &Member, other: &Member, revision: i64) {
     for at in [revision, revision - 1, revision * 3 / 4, revision / 2 + 1] {
         assert_eq!(one.hash(at).await.unwrap(), other.hash(at).await.unwrap(), "at {at}");

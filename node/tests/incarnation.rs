@@ -1,5 +1,5 @@
-//! Data directories that come back as less than they were, on real processes: each is refused, and
-//! the member's own one never is.
+//! Data directories that lost state (old images, clones, wiped disks), with real processes. Such a
+//! directory is refused; the member's own directory never is.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -15,7 +15,7 @@ use common::{
 };
 use rustix::process::Signal;
 
-/// Between two kills.
+/// Minimum time between two kills.
 const LIFE: Duration = Duration::from_millis(400);
 const KILLS: usize = 24;
 
@@ -24,31 +24,32 @@ fn copy(from: &Path, to: &Path) {
     assert!(copied.success());
 }
 
-/// An image of a member's directory as it is at one moment, while its process runs.
+/// Copies a member's directory at one moment, while its process is stopped with SIGSTOP.
 fn image(member: &Member, to: &Path) {
     member.signal(Signal::STOP);
     copy(&member.data_dir, to);
     member.signal(Signal::CONT);
 }
 
-/// How far `member`'s disk says that another one has promised to keep the log.
+/// Returns the last log index that member `of` has acknowledged, as recorded on `member`'s disk.
 fn remembered(member: &Member, of: u64) -> u64 {
     let text = std::fs::read_to_string(member.data_dir.join("member/peers")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("{of:x} ")));
-    // The last two are of its present boot: acknowledged, and known to be committed.
+    // The line ends with two numbers for the current boot: the acknowledged index and the index
+    // known to be committed.
     let matched = line.and_then(|line| line.rsplit(' ').nth(1)?.parse().ok());
     matched.unwrap_or(0)
 }
 
-/// Waits until the first and the third know on their disks that the second has more of the log than
-/// `index`.
+/// Waits until the first and the third member have recorded on disk that the second acknowledged
+/// more than `index`.
 async fn more_is_remembered(members: &[Member], index: u64) {
     let second = members[1].member_id().await;
     let more = |member: &Member| remembered(member, second) > index;
     eventually("it is remembered", || more(&members[0]) && more(&members[2]));
 }
 
-/// How long the log is that a cluster agrees on, asked of its first member.
+/// Returns the last index of the first member's log.
 async fn log_end(members: &[Member]) -> u64 {
     members[0].status().await.unwrap().raft_index
 }
@@ -59,7 +60,8 @@ fn restart(member: &mut Member) {
     member.ready();
 }
 
-/// It ends for good, saying why, as often as it is started, keeps its data, and makes none.
+/// Asserts that the member exits with code 3 and the reason `why` at each start, and neither loses
+/// nor creates a store.
 fn is_refused(member: &mut Member, why: &str) {
     let store = member.data_dir.join("member/db");
     let had = store.exists();
@@ -96,14 +98,16 @@ async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
     puts(&members[0], "after").await;
     more_is_remembered(&members, had).await;
     members[1].kill();
-    // The others remember across restarts of their own, which leave nobody to ask meanwhile.
+    // The others must remember this across restarts. While both restart there is no member that
+    // could tell them.
     restart(&mut members[0]);
     restart(&mut members[2]);
     std::fs::rename(&members[1].data_dir, &own).unwrap();
     copy(&old, &members[1].data_dir);
     members[1].start();
     is_refused(&mut members[1], "put back from an older image");
-    // It asks both, and ends when the first one has refused it.
+    // The member asks both others, and exits at the first refusal. So only one of them may count
+    // it.
     let others = [&members[0], &members[2]];
     eventually("it is counted", || others.iter().any(|member| counted(member, "amnesia")));
     eventually("it is told", || {
@@ -135,7 +139,8 @@ async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() 
     is_refused(&mut clone, "put back from an older image");
     put_again(&members[1], "the original", "goes on").await;
 
-    // The other way: a clone that has all that its original had goes on in its place.
+    // The other way round: a clone with all of its original's state continues as that member, and
+    // the original is refused.
     members[1].kill();
     let original = root.path().join("original");
     copy(&members[1].data_dir, &original);
@@ -154,7 +159,8 @@ async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() 
     put_again(&members[2], "the cluster", "goes on").await;
 }
 
-/// Nothing is written, so that the clone has forgotten nothing: it is told by the original's life.
+/// Nothing is written after the copy, so the clone lacks no state. It is refused because its
+/// original is connected.
 #[tokio::test]
 async fn a_clone_that_forgot_nothing_is_refused_while_its_original_lives() {
     let root = tempfile::tempdir().unwrap();
@@ -192,7 +198,8 @@ async fn a_wiped_disk_under_the_old_name_is_refused() {
     put_again(&members[0], "the cluster", "goes on").await;
 }
 
-/// Two of three could elect each other, with nothing in their logs, under the ids of before.
+/// Without this refusal the two wiped members could elect each other with empty logs, under their
+/// old ids.
 #[tokio::test]
 async fn two_of_three_that_are_wiped_at_once_begin_nothing_beside_the_one_that_knows_them() {
     let root = tempfile::tempdir().unwrap();
@@ -222,7 +229,8 @@ async fn a_member_that_is_well_is_never_refused_however_often_it_is_killed() {
     for kill in 0..KILLS {
         let key = format!("k{kill}");
         let start = Instant::now();
-        // So long, and until there is something to forget.
+        // Each life lasts at least `LIFE`, and until another write was acknowledged, so that there
+        // is state to lose.
         while start.elapsed() < LIFE || written <= kill {
             assert!(start.elapsed() < PATIENCE, "nobody takes a write");
             let put = members[(kill + 1) % 3].put(&key, "x");
@@ -248,7 +256,8 @@ async fn who_cannot_write_what_peers_promised_lets_none_in_and_says_why() {
     eventually("what peers promised is on the disk", || promises.is_file());
     std::fs::remove_file(&promises).unwrap();
     std::fs::create_dir(&promises).unwrap();
-    // Let in by the third alone, it may be without a leader until then.
+    // Member 2 is accepted by member 3 only, so there may be no leader until the directory is
+    // removed.
     members[1].kill();
     members[1].start();
     for said in

@@ -1,5 +1,6 @@
-//! A new member fetches the whole state: over a connection that breaks or stalls, onto a disk that is
-//! full, and told to stop in the middle. Each ends in words and a code, and the next start joins.
+//! A new member fetches the whole state while something fails: a connection breaks or stalls, the
+//! disk is full, or the member is told to stop. Each run ends with a clear message and exit code,
+//! and the next start joins.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -19,19 +20,19 @@ use std::{
 use common::{Member, eventually, free_ports, same_hash, skipped, small::Small};
 use node_proto::etcdserverpb::MemberAddRequest;
 
-/// What the member has: much more than what a connection may carry in a test.
+/// Number of values in the store. They are much more than a limited connection may carry.
 const VALUES: usize = 12;
 const VALUE_BYTES: usize = 1 << 20;
-/// How much of it gets through.
+/// Bytes that the relay forwards on a limited connection.
 const SOME: u64 = 4 << 20;
 
-/// In front of a member's peer port: passes on so many bytes of each connection to who dialled, and
-/// then breaks it, or passes on no more.
+/// A proxy in front of a member's peer port. It forwards a limited number of bytes to the dialling
+/// side, and then breaks or stalls the connection.
 #[derive(Clone)]
 struct Relay {
     passes: Arc<AtomicU64>,
     breaks: Arc<AtomicBool>,
-    /// Connections that have come to the end of it.
+    /// Number of connections that have reached the limit.
     ended: Arc<AtomicU64>,
 }
 
@@ -65,7 +66,7 @@ impl Relay {
             if passed > self.passes.load(SeqCst) {
                 self.ended.fetch_add(1, SeqCst);
                 if !self.breaks.load(SeqCst) {
-                    // Until whoever dialled hangs up.
+                    // Stall until the dialling side closes the connection.
                     let _ = to.read(&mut [0]);
                 }
                 break;
@@ -90,7 +91,7 @@ struct Cluster {
     revision: i64,
 }
 
-/// One member with some data, reached through a relay.
+/// Starts a cluster of one member with some data, whose advertised peer URL is the relay's.
 async fn cluster(root: &Path) -> Cluster {
     let [listens, advertises, client] = free_ports();
     let initial = format!("one=http://127.0.0.1:{advertises}");
@@ -111,7 +112,7 @@ async fn cluster(root: &Path) -> Cluster {
 }
 
 impl Cluster {
-    /// A member that the cluster expects, with its data in `root`.
+    /// Adds a member to the cluster, and returns it not started yet, with its data in `root`.
     async fn newcomer(&self, root: &Path) -> Member {
         let [peer, client] = free_ports();
         let url = format!("http://127.0.0.1:{peer}");
@@ -123,7 +124,7 @@ impl Cluster {
         new
     }
 
-    /// The newcomer, which failed before, joins.
+    /// Asserts that `new`, which failed to join before, joins now.
     async fn joins(&mut self, mut new: Member) {
         assert!(!new.data_dir.join("member/wal").exists(), "it has begun nothing: {}", new.log());
         self.relay.lets_through(u64::MAX, false);
@@ -160,7 +161,7 @@ async fn a_newcomer_that_is_told_to_stop_while_it_fetches_the_state_ends_at_once
     eventually("the stream stalls", || ended.load(SeqCst) > 0);
     let start = Instant::now();
     assert_eq!(new.stop(), Some(0), "{}", new.log());
-    // A stalled step takes thirty.
+    // A stalled step would take thirty seconds to time out.
     assert!(start.elapsed() < Duration::from_secs(15), "it took {:?}", start.elapsed());
     cluster.joins(new).await;
 }

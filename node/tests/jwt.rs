@@ -1,4 +1,5 @@
-//! Signed tokens on three members, with stock `etcdctl`, and what others make of them.
+//! Signed tokens (JWT) on three members, with stock `etcdctl`, and how forged or outdated tokens
+//! are refused.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -19,11 +20,11 @@ use serde_json::{Value, json};
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Status};
 
-/// In 2100.
+/// Unix time in 2100, as an expiry that no test reaches.
 const LATER: i64 = 4_102_444_800;
 const KEY: &[u8] = b"a key that every member has";
 
-/// Keys that OpenSSL made for the unit tests.
+/// Path of a key that OpenSSL made for the unit tests.
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/auth/jwt/fixtures").join(name)
 }
@@ -32,7 +33,8 @@ fn signs(private: &Path, method: &str) -> String {
     format!("--auth-token=jwt,priv-key={},sign-method={method},ttl=10m", private.display())
 }
 
-/// `root`, who may do everything, and `u`, who may do nothing; both with a password like their name.
+/// Creates `root` with all permissions and `u` with none, and enables auth. The passwords are
+/// `canary-` and the name.
 async fn with_users(member: &Member) {
     let mut auth = AuthClient::new(member.channel());
     for name in ["root", "u"] {
@@ -53,7 +55,7 @@ async fn authenticate(member: &Member, name: &str) -> Result<String, Status> {
     Ok(AuthClient::new(member.channel()).authenticate(request).await?.into_inner().token)
 }
 
-/// What is answered to who shows this.
+/// Reads a key with `token`. Returns code and text of the error if it is refused.
 async fn get(member: &Member, token: &str) -> Result<(), (Code, String)> {
     let mut request = Request::new(RangeRequest { key: "k".into(), ..Default::default() });
     request.metadata_mut().insert("token", MetadataValue::try_from(token).unwrap());
@@ -66,7 +68,7 @@ fn claims(token: &str) -> Value {
     serde_json::from_slice(&BASE64URL_NOPAD.decode(payload.as_bytes()).unwrap()).unwrap()
 }
 
-/// Signed by who has the key.
+/// Returns a token signed with `key` by HMAC-SHA256, whatever `header` says.
 fn signed(header: &Value, payload: &Value, key: &[u8]) -> String {
     let part = |part: &Value| BASE64URL_NOPAD.encode(part.to_string().as_bytes());
     let text = format!("{}.{}", part(header), part(payload));
@@ -114,7 +116,8 @@ async fn a_token_of_one_member_counts_on_all_and_who_has_no_private_key_signs_no
             let (done, said) = etcdctl(&all.join(","), &[&user, args].concat()).unwrap();
             assert!(done, "{args:?}: {said}");
         }
-        // A user more: what was given before counts no more, on none of them.
+        // A user was added, so the revision of the auth store changed: no member accepts the older
+        // token.
         for member in &members {
             assert_eq!(get(member, &token).await, Err(old()), "{}", member.name);
         }
@@ -182,7 +185,7 @@ async fn what_is_signed_otherwise_or_by_others_proves_nothing() {
     ] {
         assert_eq!(get(&member, &token).await, Err(invalid()), "{token}");
     }
-    // What is no text, and what is longer than any header.
+    // A token that is no UTF-8, and one that is longer than any allowed header.
     let mut request = Request::new(RangeRequest { key: "k".into(), ..Default::default() });
     let bytes = MetadataValue::try_from(&b"\xff\xfe\x80"[..]).unwrap();
     request.metadata_mut().insert("token", bytes);
@@ -199,7 +202,7 @@ async fn simple_tokens_say_nothing_where_tokens_are_signed() {
     with_users(&members[0]).await;
     let simple = authenticate(&members[0], "root").await.unwrap();
     assert_eq!(get(&members[0], &simple).await, Ok(()));
-    // One after the other, so that the cluster serves meanwhile.
+    // A rolling restart, so that the cluster always has a quorum.
     for member in &mut members {
         assert_eq!(member.stop(), Some(0));
         member.args.push(signs(&fixture("ed.pem"), "EdDSA"));

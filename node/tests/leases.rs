@@ -1,4 +1,5 @@
-//! Leases on three members: whoever is asked, the leader answers, and its successor goes on.
+//! Leases on three members: every member answers for the leader, and a new leader continues the
+//! leases.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -48,7 +49,7 @@ async fn keep_alive(member: &Member, id: i64) -> Result<i64, Status> {
     Ok(answers.message().await?.unwrap().ttl)
 }
 
-/// Asks until there is an answer: after a leader has gone, there is none for a while.
+/// Repeats a request until it succeeds: there is no leader for a while after the old one was lost.
 async fn again<T>(mut ask: impl AsyncFnMut() -> Result<T, Status>) -> T {
     let start = Instant::now();
     loop {
@@ -88,7 +89,7 @@ async fn many_streams_of_one_member_are_each_told_of_their_own_leases() {
     let root = tempfile::tempdir().unwrap();
     let members = started(root.path());
     let leader = settled(&all(&members)).await;
-    // What they ask is passed on together.
+    // A follower sends the keep-alives of all its streams to the leader in batches.
     let other = &members[(leader + 1) % 3];
     let mut granted = Vec::new();
     for ttl in 500..530 {
@@ -113,7 +114,7 @@ async fn a_lease_outlives_its_leader_by_no_more_than_it_had() {
     put_with(&members[leader], "long", long).await;
     members[leader].kill();
     let other = &members[(leader + 1) % 3];
-    // All that it was granted for, and an election time-out.
+    // The lease may last its whole TTL again, and there is an election first.
     let found = again(async || left(other, short).await).await;
     assert!(found.ttl <= ttl + 1, "{found:?}");
     while again(async || other.get("short").await).await.is_some() {
@@ -134,7 +135,7 @@ async fn a_lease_outlives_its_leader_by_no_more_than_it_had() {
     assert_eq!(back.get("long").await.unwrap().as_deref(), Some("v"));
 }
 
-/// Both are made of leases and transactions by the client.
+/// The etcdctl commands `lock` and `elect` are built on leases and transactions by the client.
 #[test]
 fn etcdctls_lock_and_elect_hold_for_as_long_as_they_run() {
     let root = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Maintenance of members that run: their quota, their files.
+//! Maintenance of running members: space quota, defragmentation and automatic compaction.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -57,7 +57,7 @@ async fn one_members_quota_stops_the_writes_of_all_and_a_compaction_makes_room()
     same_hash(&members, revision).await;
 }
 
-/// A member with a file that is much larger than what it holds; the last revision.
+/// Writes and compacts, so that the file is much larger than its data. Returns the last revision.
 async fn grown(member: &Member) -> i64 {
     let value = "x".repeat(100_000);
     let mut revision = 0;
@@ -66,7 +66,8 @@ async fn grown(member: &Member) -> i64 {
     }
     let compaction = CompactionRequest { revision, physical: true };
     KvClient::new(member.channel()).compact(compaction).await.unwrap();
-    // Of the compaction's own revision another checksum is kept, until the next start.
+    // Ends with a put, because the hash at the compaction's own revision is a cached one, which a
+    // restart loses.
     member.put("k0", "small").await.unwrap()
 }
 
@@ -116,7 +117,8 @@ async fn a_member_killed_at_any_step_of_a_defragmentation_starts_with_all_that_i
     let hash = member.hash(revision).await.unwrap();
     let mut killed = 0;
     for step in 1.. {
-        // Threads that only waited at the attach are traced as well; the log is idle.
+        // strace also counts calls of the other threads. The log makes none, since nothing is
+        // written to it.
         let calls = "fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,ftruncate";
         let what = format!("signal=KILL:when={step}");
         let Some(saboteur) = Saboteur::attach(member.id(), calls, &what) else {
@@ -139,7 +141,7 @@ async fn a_member_killed_at_any_step_of_a_defragmentation_starts_with_all_that_i
     member.put("after", "x").await.unwrap();
 }
 
-/// Waits until `revision` can't be read any more.
+/// Waits until `revision` is compacted.
 async fn compacted_away(member: &Member, revision: i64) {
     let start = Instant::now();
     loop {

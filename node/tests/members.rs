@@ -1,5 +1,5 @@
-//! Members come, move and go, in both of the steps that it takes: the running cluster agrees, then
-//! the new member starts.
+//! Adding, moving, promoting and removing members. A new member takes two steps: the cluster adds
+//! it, then it starts.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -45,7 +45,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, Status>) -> (Code, String) {
     (status.code(), status.message().to_owned())
 }
 
-/// A member that is to join those of `members`, on ports of its own.
+/// Returns a member on the given ports that is to join `members`, not started yet.
 fn joiner(root: &Path, name: &str, members: &[Member], [peer, client]: [u16; 2]) -> Member {
     let initial: Vec<String> = members
         .iter()
@@ -89,10 +89,10 @@ async fn the_guides_commands_add_a_member_start_it_and_remove_it_for_good() {
     if missing {
         return;
     }
-    // Its ids are padded.
+    // etcdctl pads the ids to 16 characters.
     let id = said.strip_prefix("Member ").unwrap().split_whitespace().next().unwrap().to_owned();
     assert!(said.contains(" added to cluster "), "{said}");
-    // What etcdctl prints is all that the new member is told of the others.
+    // The new member gets its settings from etcdctl's output only.
     let mut new = Member::new(root.path(), "d", peer, client, "");
     new.args.retain(|arg| !arg.starts_with("--name") && !arg.starts_with("--initial-cluster"));
     for line in said.lines().filter_map(|line| line.strip_prefix("ETCD_")) {
@@ -103,7 +103,7 @@ async fn the_guides_commands_add_a_member_start_it_and_remove_it_for_good() {
     new.start();
     new.ready();
     assert_eq!(new.get("before").await.unwrap().as_deref(), Some("x"));
-    // It fetched the state and opened its streams as one process.
+    // A fetch of the state and the peer streams must not look like two processes.
     assert!(!new.log().contains("runs twice"), "{}", new.log());
     let revision = new.put("by-d", "x").await.unwrap();
     assert!(revision > first);
@@ -142,7 +142,8 @@ async fn a_learner_serves_little_and_is_promoted_once_it_is_in_sync() {
     let mut new = joiner(root.path(), "d", &members, ports);
     let learner = healthy(async || add(&members[0], &peer_url(&new), true).await).await;
     assert!(learner.is_learner && learner.name.is_empty());
-    // A stream that breaks on a busy machine makes its member unhealthy for a while, which comes first.
+    // On a busy machine a broken stream can make the cluster unhealthy for a while, and that error
+    // comes first.
     let start = Instant::now();
     let too_many = loop {
         let refusal = refused(add(&members[1], "http://127.0.0.1:9", true).await);
@@ -225,7 +226,8 @@ async fn what_cannot_be_is_refused_with_etcds_words_and_changes_nothing() {
     assert_eq!(refused(update(asked, 0x1234, &["http://127.0.0.1:9"]).await), unknown);
     assert_eq!(asked.members().await.unwrap(), before);
 
-    // One is down: nobody is added, nobody who is needed is removed; the one that is down may go.
+    // With one member stopped, no member can be added, and no running one can be removed. The
+    // stopped one can.
     members[2].kill();
     settled(&[&members[0], &members[1]]).await;
     let asked = &members[1];
@@ -234,7 +236,7 @@ async fn what_cannot_be_is_refused_with_etcds_words_and_changes_nothing() {
     assert_eq!(refused(remove(asked, ids[0]).await), unhealthy);
     healthy(async || remove(asked, ids[2]).await).await;
     assert_eq!(refused(remove(asked, ids[2]).await), unknown);
-    // Two are left, and both are needed.
+    // With two members left, both are needed for a quorum of two.
     let last = healthy(async || remove(asked, ids[0]).await).await;
     let () = last;
     assert_eq!(members[0].exit_code(), Some(3));
@@ -246,7 +248,7 @@ async fn what_cannot_be_is_refused_with_etcds_words_and_changes_nothing() {
     put_again(&members[1], "still", "serving").await;
 }
 
-/// A request to remove `id`, as operation `operation`, planned on `planned_at`.
+/// Returns a request to remove `id` with this operation id, planned on configuration `planned_at`.
 fn removal(id: u64, operation: &str, planned_at: u64) -> Request<MemberRemoveRequest> {
     let mut request = Request::new(MemberRemoveRequest { id });
     request.metadata_mut().insert("muster-operation", operation.parse().unwrap());
@@ -280,7 +282,8 @@ async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
     assert!(at > planned);
     let id = added.into_inner().member.unwrap().id;
     for member in &members {
-        // The same operation, whatever it asks for and whatever it was planned on.
+        // The id of a completed operation is refused, whatever the request asks for and whatever it
+        // was planned on.
         for again in [removal(id, operation, at), removal(id, operation, planned)] {
             let status = member.cluster().member_remove(again).await.unwrap_err();
             assert_eq!(status.code(), Code::AlreadyExists, "{status}");
@@ -302,7 +305,7 @@ async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
     let removed = members[0].cluster().member_remove(removal(id, other, at)).await.unwrap();
     let gone = configuration(removed.metadata());
     assert!(gone > at);
-    // Neither the removal nor a restart of everybody makes anybody forget.
+    // The operations are remembered after the member's removal and after a restart of all members.
     for member in &mut members {
         member.kill();
     }
@@ -317,7 +320,7 @@ async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
     }
 }
 
-/// Gives `mover` another peer URL, by `asked`, and starts it there.
+/// Gives `mover` a new peer URL through `asked`, and restarts it there.
 async fn moved(asked: &Member, mover: &mut Member) -> String {
     let [peer] = free_ports();
     let new = format!("http://127.0.0.1:{peer}");
@@ -327,7 +330,7 @@ async fn moved(asked: &Member, mover: &mut Member) -> String {
     new
 }
 
-/// Its flags say another peer URL from now on.
+/// Starts `mover` with another peer URL in its flags.
 fn starts_at(mover: &mut Member, new: &str) {
     let old = peer_url(mover);
     for arg in &mut mover.args {
@@ -339,7 +342,7 @@ fn starts_at(mover: &mut Member, new: &str) {
     mover.ready();
 }
 
-/// Makes one of them the leader.
+/// Moves leadership to `members[to]`.
 async fn lead(members: &[&Member], to: usize) {
     let target_id = members[to].member_id().await;
     let start = Instant::now();
@@ -349,13 +352,13 @@ async fn lead(members: &[&Member], to: usize) {
             return;
         }
         let mut asked = MaintenanceClient::new(members[leader].channel());
-        // It may have lost the lead meanwhile.
+        // The member may no longer be the leader, so the result doesn't matter.
         let _ = asked.move_leader(pb::MoveLeaderRequest { target_id }).await;
         assert!(start.elapsed() < PATIENCE, "{} never leads", members[to].name);
     }
 }
 
-/// Waits until a member that was away has what was written last, and says so to a writer.
+/// Starts a stopped member, and waits until it has the newest data and serves a linearizable read.
 async fn catches_up(away: &mut Member, leader: &Member) {
     away.start();
     let revision = put_again(leader, "while-it-was-away", "x").await;
@@ -375,7 +378,7 @@ async fn who_was_away_hears_a_leader_that_came_meanwhile() {
     let mut new = joiner(root.path(), "d", &members, ports);
     new.args.push(NO_ELECTIONS.to_owned());
     let url = peer_url(&new);
-    // Connected for long, as far as the others know, it stands still and never hears of the change.
+    // The third member is connected when it is stopped, so that it never learns of the change.
     let taken = peer_url(&members[1]);
     let refusal = healthy(async || match add(&members[0], &taken, false).await {
         Err(status) if status.code() == Code::FailedPrecondition => Ok(status),
@@ -405,7 +408,7 @@ async fn who_was_away_finds_a_leader_that_moved_meanwhile() {
     assert!(mover.status().await.unwrap().leader == mover.member_id().await, "it led all the time");
 }
 
-/// As after an update of which nobody else is left that has heard.
+/// Simulates a peer URL update of which no running member knows.
 #[tokio::test]
 async fn who_moved_and_nobody_knows_is_found_by_its_own_word() {
     let root = tempfile::tempdir().unwrap();
@@ -432,13 +435,13 @@ async fn a_member_moves_to_other_peer_urls_by_update_then_restart() {
     assert_eq!((moved.peer_ur_ls.as_slice(), moved.is_learner), ([new].as_slice(), false));
 }
 
-/// How often a follower's address changes while it is written to.
+/// Number of changes of a follower's peer URL while it is written to.
 const MOVES: usize = 40;
 
 #[tokio::test]
 async fn no_put_is_lost_while_the_peer_url_of_the_member_that_passes_it_on_changes() {
     let root = tempfile::tempdir().unwrap();
-    // A put that is lost ends with an error, after its time.
+    // A lost put would time out and fail. Elections are off, so that no put fails for that reason.
     let members = led_by_the_first(root.path());
     let follower = &members[1];
     let id = follower.member_id().await;
@@ -468,7 +471,7 @@ async fn a_leader_that_is_removed_hands_over_first() {
     let root = tempfile::tempdir().unwrap();
     let mut members = common::three(root.path());
     for member in &mut members {
-        // Whoever waits for an election waits too long for this test.
+        // An election would take longer than this test allows.
         member.args.push("--election-timeout=50000".to_owned());
         member.start();
     }
@@ -506,7 +509,7 @@ async fn a_member_that_the_cluster_does_not_expect_is_told_why() {
     nobody.start();
     assert_eq!(nobody.exit_code(), Some(1));
     assert!(nobody.log().contains("could not retrieve cluster information"), "{}", nobody.log());
-    // The same one, now that it is expected.
+    // The first newcomer can start now that the cluster expects it.
     early.start();
     eventually("it serves", || early.log().contains("ready to serve client requests"));
 }
@@ -534,12 +537,13 @@ async fn one_member_becomes_three_and_serves_all_the_time() {
     members[0].ready();
     for name in ["two", "three"] {
         let mut new = joiner(root.path(), name, &members, free_ports());
-        // Asked for as a voter, as the guide does. The first one begins as a learner all the same.
+        // It is added as a voter, as in the guide. The first such member begins as a learner
+        // anyway.
         healthy(async || add(&members[0], &peer_url(&new), false).await).await;
         members[0].put(name, "is not here yet").await.unwrap();
         new.start();
         new.ready();
-        // Whether it votes already or not: it was asked for as a voter, and serves as one.
+        // It serves as a voter would, whether it has been promoted yet or not.
         if let Err(error) = new.put("through", name).await {
             assert!(!error.message().contains("learner"), "{error}");
         }
@@ -557,7 +561,7 @@ async fn one_member_becomes_three_and_serves_all_the_time() {
     }
     let revision = put_again(&members[2], "by-three", "x").await;
     same_hash(&members, revision).await;
-    // Each of them can go now.
+    // The cluster survives the loss of any one member.
     let leader = settled(&all(&members)).await;
     members[leader].kill();
     put_again(&members[(leader + 1) % 3], "without one", "x").await;

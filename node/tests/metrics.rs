@@ -1,4 +1,4 @@
-//! What Prometheus reads: every metric that etcd's dashboards and alerts are made of, on three members.
+//! Metrics for Prometheus on three members: every metric that etcd's dashboards and alerts use.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use common::{Member, etcdctl, eventually, free_ports, started};
 use node_proto::etcdserverpb::MemberAddRequest;
 
-/// What etcd's mixin reads (contrib/mixin in its repository: its alerts, which kube-prometheus has as
-/// well, and its dashboard), but for `up`, which is Prometheus' own.
+/// Metrics in the alerts and the dashboard of etcd's mixin (contrib/mixin in its repository), which
+/// kube-prometheus also has. `up` is missing, since Prometheus makes it.
 const READ: &[&str] = &[
     "etcd_disk_backend_commit_duration_seconds_bucket",
     "etcd_disk_wal_fsync_duration_seconds_bucket",
@@ -35,7 +35,7 @@ const READ: &[&str] = &[
     "process_resident_memory_bytes",
 ];
 
-/// What older dashboards and etcd's own list of metrics to look at (etcd.io, Metrics) have besides.
+/// Further metrics in older dashboards, and in the list at etcd.io (Metrics).
 const LISTED: &[&str] = &[
     "etcd_cluster_version",
     "etcd_debugging_mvcc_keys_total",
@@ -86,7 +86,7 @@ const LISTED: &[&str] = &[
     "process_virtual_memory_bytes",
 ];
 
-/// Samples by name and labels, and each family's type.
+/// Result of one scrape: samples by name and labels, and the type of each metric family.
 struct Scrape {
     samples: BTreeMap<String, f64>,
     types: BTreeMap<String, String>,
@@ -119,7 +119,7 @@ impl Scrape {
         samples.filter(move |(sample, _)| is_named(sample))
     }
 
-    /// Of the only one with this name and these labels.
+    /// Returns the value of the only sample with this name and these labels.
     fn value(&self, name: &str, labels: &[String]) -> f64 {
         let mut found = self
             .named(name)
@@ -141,7 +141,7 @@ async fn every_metric_that_etcds_dashboard_and_alerts_read_is_there() {
         ids.push(member.member_id().await);
     }
     for (n, member) in members.iter().enumerate() {
-        // A second is from one question to the next.
+        // Members measure the round trip to each peer once a second.
         let others = || ids.iter().enumerate().filter(|(other, _)| *other != n).map(|(_, id)| id);
         for other in others() {
             eventually("a peer answers", || {
@@ -161,7 +161,7 @@ async fn every_metric_that_etcds_dashboard_and_alerts_read_is_there() {
             let remote = [format!("Remote=\"{other:x}\"")];
             assert!(scrape.value("etcd_network_active_peers", &remote) > 0.0);
         }
-        // Followers say nothing to each other but that they live.
+        // Followers exchange nothing but heartbeats of their streams.
         let received = scrape.named("etcd_network_peer_received_bytes_total");
         assert!(received.map(|(_, bytes)| bytes).sum::<f64>() > 0.0);
         for method in ["Put", "Range", "Status"] {
@@ -232,12 +232,13 @@ async fn the_state_that_a_new_member_fetches_is_counted_where_it_comes_from() {
     assert!(scrape.value("etcd_network_snapshot_send_failures", &to).abs() < f64::EPSILON);
 }
 
-/// The families of etcd 3.7, with their types.
+/// Metric families of etcd 3.7, with their types.
 const STOCK: &str = include_str!("data/etcd-3.7-metrics.txt");
-/// Says why some of them are not here.
+/// Document that explains why some of etcd's families are missing.
 const DIFFERENCES: &str = include_str!("../../docs/differences.md");
 
-/// The names in the first column of the table of metrics; one that ends with `*` stands for many.
+/// Returns the names in the first column of the document's table of metrics. A name that ends with
+/// `*` is a prefix.
 fn explained() -> Vec<&'static str> {
     let (_, section) = DIFFERENCES.split_once("## Metrics").unwrap();
     section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect()

@@ -1,4 +1,5 @@
-//! Three members under a member document: mutual TLS everywhere, and keys that must be the bound ones.
+//! Three members with a member document: mutual TLS everywhere, and only the keys in the document
+//! are accepted.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -16,7 +17,7 @@ struct Secured {
     root: tempfile::TempDir,
 }
 
-/// Three members, not started: files as an agent lays them out.
+/// Returns three members with the files that an agent would write, not started yet.
 fn three(expired_peer_leaf: Option<usize>) -> Secured {
     let root = tempfile::tempdir().unwrap();
     let (peer_ca, client_ca) = (Ca::new(), Ca::new());
@@ -70,7 +71,7 @@ fn three(expired_peer_leaf: Option<usize>) -> Secured {
                 format!("--peer-trusted-ca-file={}", file("peer-ca.crt", &peer_ca.pem)),
                 "--peer-client-cert-auth".to_owned(),
             ]);
-            // As the agent does, before it launches the node.
+            // The agent writes the marker before it starts the node.
             std::fs::create_dir(&member.data_dir).unwrap();
             let marker = member.data_dir.join("muster-incarnation");
             std::fs::write(marker, format!("{n:032x}\n")).unwrap();
@@ -90,7 +91,7 @@ impl Secured {
         self.root.path().join(format!("tls-{n}"))
     }
 
-    /// `None`: there is no etcdctl.
+    /// Runs etcdctl with a client certificate. Returns `None` if it isn't installed.
     fn etcdctl(&self, n: usize, args: &[&str]) -> Option<(bool, String)> {
         let file = |dir: &Path, name: &str| dir.join(name).display().to_string();
         let dir = self.tls(0);
@@ -157,14 +158,15 @@ fn an_expired_certificate_of_a_bound_key_is_an_alarm_and_the_cluster_forms() {
     eventually("the others say so", || cluster.members[..2].iter().all(said));
 }
 
-/// Gives a member of a cluster that runs another key, and sees it refused and the others serve.
+/// Gives a running cluster's member another key. Asserts that the others refuse the member and go
+/// on serving.
 fn refuses_another_key(cluster: &mut Secured) {
     cluster.members[2].kill();
     let other = KeyPair::generate().unwrap();
     let dir = cluster.tls(2);
     std::fs::write(dir.join("node.key"), other.serialize_pem()).unwrap();
     std::fs::write(dir.join("peer.crt"), cluster.peer_ca.leaf(&other, false)).unwrap();
-    // The client listener's certificate must fit its key for the node to start at all.
+    // The client certificate must match the key as well, otherwise the node doesn't start.
     std::fs::write(dir.join("client.crt"), cluster.peer_ca.leaf(&other, false)).unwrap();
     let ready = cluster.members[2].log().matches("ready to serve").count();
     cluster.members[2].start();
@@ -172,7 +174,7 @@ fn refuses_another_key(cluster: &mut Secured) {
         cluster.members[..2].iter().all(|m| m.log().contains("its key is not the one bound"))
     });
     assert_eq!(cluster.members[2].log().matches("ready to serve").count(), ready);
-    // The killed member may have led: a put on its way to it times out, the next one goes through.
+    // If the killed member was the leader, the first put times out and a later one succeeds.
     eventually("the others serve", || {
         let put = ["--command-timeout=1s", "put", "still", "serving"];
         cluster.etcdctl(0, &put).is_none_or(|(done, _)| done)
@@ -208,8 +210,8 @@ fn another_incarnation_than_the_documents_never_starts() {
     assert!(!cluster.members[1].data_dir.join("member/wal").exists());
 }
 
-/// Whose certificate is shown, what is said to etcdctl, and how a line of its answer begins: as with
-/// stock etcd 3.7.3.
+/// Common name of the certificate, arguments of etcdctl, and the start of a line of its expected
+/// output. The output is that of stock etcd 3.7.3.
 const NAMED: &[(&str, &str, &str)] = &[
     ("root", "user add root --no-password", "User root created"),
     ("root", "user grant-role root root", "Role root is granted to user root"),
@@ -233,7 +235,7 @@ const NAMED: &[(&str, &str, &str)] = &[
     ("who", "lease list", "found 0 leases"),
     ("", "get b", "Error: etcdserver: permission denied"),
     ("", "user list", "Error: etcdserver: user name is empty"),
-    // A password counts before a certificate.
+    // A password takes precedence over a certificate.
     ("root", "--user some:s get x", "Error: etcdserver: permission denied"),
     ("some", "--user admin:a get x", "x"),
     ("root", "auth disable", "Authentication Disabled"),

@@ -1,5 +1,5 @@
-//! Which key may speak for a member that joins: the one that it was added with, the one that its
-//! first start bound it to, or any of the peer CA, as it is the custom of its cluster.
+//! Which key may act for a joining member. Depending on the cluster it is the key given with the
+//! addition, the key of the member's first start, or any key certified by the peer CA.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -12,7 +12,7 @@ use node_proto::etcdserverpb::MemberAddRequest;
 use rcgen::{KeyPair, PublicKeyData};
 use tonic::Request;
 
-/// Members that speak mutual TLS with each other, and plain HTTP with clients.
+/// Members that use mutual TLS among themselves, and plain HTTP with clients.
 struct Cluster {
     ca: Ca,
     members: Vec<Member>,
@@ -23,7 +23,7 @@ fn hash_of(key: &KeyPair) -> String {
     muster_node::identity::NodeKey::of_spki(&key.subject_public_key_info()).to_string()
 }
 
-/// Gives `member` a certificate of `ca` for `key`, in place of the one that it may have.
+/// Writes `member`'s TLS files with a certificate of `ca` for `key`, and replaces those that exist.
 fn give_key(ca: &Ca, member: &Member, key: &KeyPair) {
     let dir = tls_dir(member);
     std::fs::create_dir_all(&dir).unwrap();
@@ -36,7 +36,7 @@ fn tls_dir(member: &Member) -> std::path::PathBuf {
     member.data_dir.with_extension("tls")
 }
 
-/// A member with a certificate for `key`; not started.
+/// Returns a member with a certificate for `key`, not started yet.
 fn member(
     root: &Path,
     ca: &Ca,
@@ -68,7 +68,7 @@ fn mark(member: &Member, incarnation: &str) {
 }
 
 impl Cluster {
-    /// Three members that serve; bound to their keys by a member document, or to nothing.
+    /// Starts three members. With `bound`, a member document binds each of them to its key.
     fn start(bound: bool) -> Self {
         let (root, ca) = (tempfile::tempdir().unwrap(), Ca::new());
         let ports: [[u16; 2]; 3] = std::array::from_fn(|_| free_ports());
@@ -107,7 +107,7 @@ impl Cluster {
         Self { ca, members, root }
     }
 
-    /// A member that is to join with `key`; not added yet.
+    /// Returns a member that is to join with `key`, neither added nor started yet.
     fn newcomer(&self, name: &str, key: &KeyPair) -> Member {
         let ports: [u16; 2] = free_ports();
         let known = self.members.iter().map(|member| (member.name.as_str(), peer_url(member)));
@@ -120,7 +120,7 @@ impl Cluster {
         new
     }
 
-    /// Adds it, as a voter, bound to what `metadata` says.
+    /// Adds `new` as a voter. `metadata` may bind it to a key and an incarnation.
     async fn add(&self, new: &Member, metadata: &[(&'static str, &str)]) {
         healthy(async || {
             let request = MemberAddRequest { peer_ur_ls: vec![peer_url(new)], is_learner: false };
@@ -133,15 +133,15 @@ impl Cluster {
         .await;
     }
 
-    /// Starts `n` again with another key of the same CA.
+    /// Restarts member `n` with another key, certified by the same CA.
     fn restart_with_another_key(&mut self, n: usize) {
         assert_eq!(self.members[n].stop(), Some(0));
         give_key(&self.ca, &self.members[n], &KeyPair::generate().unwrap());
         self.members[n].start();
     }
 
-    /// Sees the last member, which has another key than it is bound to, told what to do and refused
-    /// by the others, which serve; then gives it `key` back.
+    /// Restarts the last member with another key than the bound one. Asserts that its log names the
+    /// bound key and that the others refuse it. Then restores `key`.
     async fn sees_the_last_one_refused_until_it_has_its_key(&mut self, key: &KeyPair) {
         let last = self.members.len() - 1;
         let ready = self.members[last].log().matches("ready to serve").count();
@@ -221,13 +221,13 @@ async fn where_nobody_is_bound_a_renewed_certificate_may_have_another_key() {
     free.start();
     free.ready();
     cluster.members.push(free);
-    // One that was added with a key is bound to it, and binds nobody else.
+    // A member added with a key is bound to that key. Other members are not bound by this.
     let mut bound = cluster.newcomer("e", &keys[1]);
     cluster.add(&bound, &[("muster-node-key", &hash_of(&keys[1]))]).await;
     bound.start();
     bound.ready();
     cluster.members.push(bound);
-    // A founder and the free newcomer, one after the other.
+    // One of the first three members and the unbound newcomer, one after the other.
     for n in [0, 3] {
         cluster.restart_with_another_key(n);
         cluster.members[n].ready();

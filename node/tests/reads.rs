@@ -1,4 +1,4 @@
-//! A member that can't know what is newest doesn't say what it has.
+//! Linearizable reads on a member that lags behind or is cut off: it never returns old data.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -7,7 +7,7 @@ mod common;
 use common::{Member, settled, three};
 use rustix::process::Signal;
 
-/// Three members, and which of them leads.
+/// Starts three members, and returns them with the leader's index.
 async fn started(root: &std::path::Path) -> (Vec<Member>, usize) {
     let mut members = three(root);
     members.iter_mut().for_each(Member::start);
@@ -23,7 +23,7 @@ async fn a_follower_that_reaches_nobody_answers_no_linearizable_read() {
     let alone = (leader + 1) % 3;
     members[alone].put("k", "old").await.unwrap();
     assert_eq!(members[alone].get("k").await.unwrap().as_deref(), Some("old"));
-    // Whatever the two others do from here on, this one can't hear of it.
+    // From here on, this member can't learn of any write by the others.
     let others = || members.iter().enumerate().filter(|(n, _)| *n != alone).map(|(_, m)| m);
     others().for_each(|member| member.signal(Signal::STOP));
     let (get, txn, parts) = tokio::join!(
@@ -48,7 +48,7 @@ async fn a_follower_that_is_behind_answers_a_linearizable_read_once_it_is_not() 
         members[leader].put(&format!("k{n}"), &"x".repeat(20_000)).await.unwrap();
     }
     members[leader].put("k", "new").await.unwrap();
-    // The questions are there before anything of that is.
+    // The reads are sent before the member receives any of these writes.
     let ask =
         async { tokio::join!(behind.get("k"), behind.get_in_txn("k"), behind.get_in_parts("k")) };
     let wake = async {

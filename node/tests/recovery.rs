@@ -1,4 +1,4 @@
-//! The others are lost for good: a survivor's directory becomes a cluster of one.
+//! Recovery after a loss of quorum: a survivor's directory becomes a cluster of one member.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -37,7 +37,7 @@ fn record(member: &Member, name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(member.data_dir.join(name)).unwrap()).unwrap()
 }
 
-/// A learner that belongs to `members`, and runs.
+/// Adds a learner to `members`, starts it, and waits until it is ready.
 async fn learner(root: &Path, members: &[Member]) -> Member {
     let [peer, client] = free_ports();
     let url = format!("http://127.0.0.1:{peer}");
@@ -68,7 +68,7 @@ async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowle
     for n in 0..200 {
         last = members[leader].put("k", &n.to_string()).await.unwrap();
     }
-    // At once, so that nobody writes down that the last one was committed.
+    // They are killed at once, so that no disk records the commit of the last entry.
     members.iter_mut().for_each(Member::kill);
     learner.kill();
 
@@ -84,12 +84,13 @@ async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowle
     assert_eq!(made["dropped"].as_array().unwrap().len(), 3, "{made}");
     assert!(survivor.log().contains("kept_unknown"), "{}", survivor.log());
 
-    // Whoever saw revisions of the old cluster has to read anew.
+    // Clients that know revisions of the old cluster must read again, so their watches are
+    // cancelled as compacted.
     let revision = survivor.put("k", "new").await.unwrap();
     assert_eq!(revision, last + BUMP + 1);
     assert_eq!(compacted_for(survivor, last + 7).await, last + BUMP);
 
-    // The flag acts once.
+    // The flag takes effect only once.
     survivor.kill();
     survivor.start();
     survivor.ready();
@@ -97,7 +98,7 @@ async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowle
     assert_eq!(cluster_id(survivor).await, cluster);
     assert_eq!(survivor.get("k").await.unwrap().as_deref(), Some("new"));
 
-    // The others are strangers to it, and form the old cluster among themselves.
+    // The other members belong to another cluster now, and form a quorum of the old one.
     let strangers: Vec<usize> = (0..3).filter(|n| *n != leader).collect();
     for n in &strangers {
         members[*n].start();
@@ -141,7 +142,7 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     ids.dedup();
     assert_eq!(ids.len(), 3);
 
-    // It grows again, with another one's emptied disk; and is made one anew, when that is asked for.
+    // The new cluster grows by a member with an emptied disk. Later it is recovered once more.
     let (first, rest) = members.split_at_mut(1);
     let (first, joiner) = (&mut first[0], &mut rest[1]);
     let url = |member: &Member| {
@@ -167,7 +168,7 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     assert_eq!(first.members().await.unwrap().len(), 2);
     first.kill();
     joiner.kill();
-    // Once without the flag, and it counts again.
+    // After a start without the flag, the flag takes effect again.
     first.args.pop();
     first.start();
     common::eventually("it has begun", || first.log().matches("starting member").count() >= 4);
@@ -195,7 +196,7 @@ async fn a_flag_left_over_on_an_empty_directory_does_no_harm() {
     member.ready();
     member.put("k", "v").await.unwrap();
     let id = cluster_id(&member).await;
-    // Left over for one more start, it makes no other cluster of what was begun.
+    // The flag still has no effect at later starts, because the member began with it.
     for _ in 0..2 {
         member.kill();
         member.start();
@@ -209,7 +210,7 @@ async fn a_flag_left_over_on_an_empty_directory_does_no_harm() {
     );
     assert!(!member.data_dir.join("muster-forced.json").exists());
     member.kill();
-    // Once without the flag, and it counts.
+    // After a start without the flag, the flag takes effect.
     member.args.pop();
     member.start();
     member.ready();
@@ -257,7 +258,7 @@ async fn a_running_member_a_damaged_one_and_a_tombstone_are_refused_and_left_alo
     assert!(!damaged.join("muster-forcing.json").exists());
 }
 
-/// Kills the process at its N-th call that changes what is on disk, for each N.
+/// Kills the process at its N-th call that changes the disk, for each N.
 #[tokio::test]
 async fn killed_at_any_step_it_is_the_old_member_or_the_new_one() {
     let root = tempfile::tempdir().unwrap();
@@ -302,7 +303,7 @@ async fn killed_at_any_step_it_is_the_old_member_or_the_new_one() {
             child.wait().unwrap();
             break;
         }
-        // Without the flag: either the old member, which has no quorum, or the new one.
+        // Without the flag it starts as the old member, which has no quorum, or as the new one.
         alone.start();
         common::eventually("it says who it is", || {
             alone.log().contains("starting member") || alone.log().contains("server error")
@@ -353,8 +354,8 @@ async fn etcds_variable_does_what_its_flag_does() {
     assert_eq!(member.get("k").await.unwrap().as_deref(), Some("v"));
 }
 
-/// Adds an entry to the log of a member that is not running, as its leader's last message would have;
-/// `committed`: and says that a quorum has it.
+/// Appends a ConfChange entry to the log of a stopped member, as its leader's last message would
+/// have done. With `committed`, also records that the entry is committed.
 fn append(member: &Member, operation: Operation, committed: bool) {
     use muster_node::log::{Batch, Log, LogOptions};
     use node_consensus::HardState;
@@ -432,7 +433,7 @@ async fn on_a_full_disk_no_cluster_is_made_and_the_old_member_stays() {
     assert_eq!(full.status.code(), Some(1), "{said}");
     assert!(said.contains("No space left on device"), "{said}");
     std::fs::remove_file(&filler).unwrap();
-    // Nothing of it was done, and then all of it is.
+    // The failed attempt changed nothing, and the next one succeeds.
     let status = ["data", "status", "--json", &dir];
     let seen = common::node().args(status).output().unwrap();
     let seen: Value = serde_json::from_slice(&seen.stdout).unwrap();

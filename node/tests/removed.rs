@@ -1,5 +1,6 @@
-//! A removed member that is started over and over, as a supervisor would: it ends each time, never
-//! comes back, and costs the cluster next to nothing. `RESTARTS` says how often (see the first test).
+//! A removed member that a supervisor restarts again and again. It exits each time, never rejoins,
+//! and costs the cluster next to nothing. The variable `RESTARTS` sets the number of restarts (see
+//! the first test).
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -12,13 +13,13 @@ use node_proto::etcdserverpb::MemberRemoveRequest;
 
 const REMOVED: &str = "this member has been permanently removed from the cluster";
 
-/// A few in every run of the tests; a thousand now and then.
+/// Number of restarts: 40 by default, or the value of `RESTARTS`; we use a thousand now and then.
 fn restarts() -> usize {
     std::env::var("RESTARTS").map_or(40, |times| times.parse().unwrap())
 }
 
-/// Two members that go on, and a third that was removed while it was away; `image` is its directory
-/// of before.
+/// A cluster of two members, and a third that was removed while it was stopped. `image` is a copy
+/// of its directory from before the removal.
 struct Cluster {
     left: Vec<Member>,
     gone: Member,
@@ -46,7 +47,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(copied.success());
 }
 
-/// Processor time that a process has taken, in hundredths of a second.
+/// Processor time of a process in hundredths of a second (see proc_pid_stat(5)).
 fn ticks(process: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
@@ -54,8 +55,8 @@ fn ticks(process: u32) -> u64 {
 }
 
 impl Cluster {
-    /// Starts it so often, after `prepare`; sees it end with `code` each time, and the others go on
-    /// as if nothing were.
+    /// Repeats `prepare` and a start of the removed member. Asserts that it exits with `code` each
+    /// time, and that the others' status is unchanged.
     async fn restarts(&mut self, what: &str, code: i32, prepare: impl Fn(&Member, &Path)) {
         let status = async |left: &[Member]| {
             let status = left[0].status().await.unwrap();
@@ -72,7 +73,8 @@ impl Cluster {
         let (seconds, used) = (start.elapsed().as_secs_f64(), used(&self.left) - used_before);
         assert_eq!(status(&self.left).await, before, "{what}");
         put_again(&self.left[1], what, "x").await;
-        // For whoever measures; other work on the machine makes it no assertion.
+        // This is printed for measurements. It is no assertion, because other work on the machine
+        // affects it.
         let _ = writeln!(
             std::io::stderr(),
             "{what}: {times} starts in {seconds:.1} s; the two others took {:.2} % of a core",
@@ -90,7 +92,7 @@ async fn a_removed_member_that_knows_it_ends_at_each_start_and_asks_nobody() {
     let mut cluster = cluster().await;
     cluster.restarts("a tombstone", 3, |_, _| {}).await;
     assert_eq!(cluster.gone.log().matches(REMOVED).count(), restarts());
-    // As a member, and when it learned of its removal.
+    // Once as a member, and once when it learned of its removal.
     assert_eq!(cluster.gone.log().matches("starting member").count(), 2, "{}", cluster.gone.log());
     assert!(cluster.gone.data_dir.join("member/wal").exists(), "its data is kept");
 }
@@ -114,13 +116,14 @@ async fn a_removed_member_that_was_wiped_is_not_expected_by_anybody() {
     let log = cluster.gone.log();
     assert_eq!(log.matches("member count is unequal").count(), restarts(), "{log}");
     assert!(!cluster.gone.data_dir.join("member/wal").exists(), "it has begun nothing");
-    // As one of a new cluster, which the others are no members of, it is no better off.
+    // A start as a member of a new cluster fails as well, since the others are not members of that
+    // one.
     cluster.gone.args.pop();
     cluster.restarts("an empty directory, as new", 3, wipe).await;
 }
 
-/// So it is if its process ended between its removal and its tombstone. Whoever has not heard that the
-/// removal is committed may need it, and whoever has tells it.
+/// Simulates a process that ended after its removal and before it wrote its tombstone. Members that
+/// don't know of the commit may need it, so it stays until a member that knows tells it.
 #[tokio::test]
 async fn a_removed_member_without_its_tombstone_stays_until_it_is_told_again() {
     let root = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What flags do to a running member.
+//! Effects of flags on a running member.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -16,11 +16,11 @@ use rcgen::KeyPair;
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-/// A client that keeps its connection.
+/// A TLS client with one connection that stays open.
 struct Connection(BufReader<StreamOwned<ClientConnection, TcpStream>>);
 
 impl Connection {
-    /// Trusts `ca`, and has been answered once.
+    /// Connects with trust in `ca`, and waits for one answer.
     fn open(member: &Member, ca: &Ca) -> Self {
         let mut roots = RootCertStore::empty();
         roots.add(certificate(&ca.pem)).unwrap();
@@ -40,7 +40,7 @@ impl Connection {
         connection
     }
 
-    /// Asks for its health on this connection.
+    /// Requests `/health` on this connection.
     fn ask(&mut self) {
         self.0.get_mut().write_all(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
         let (mut head, mut length) = (String::new(), 0);
@@ -58,7 +58,7 @@ impl Connection {
         assert!(head.starts_with("http/1.1 200 "), "{head}{}", String::from_utf8_lossy(&body));
     }
 
-    /// What the server showed.
+    /// Returns the certificate that the server presented.
     fn certificate(&self) -> CertificateDer<'static> {
         self.0.get_ref().conn.peer_certificates().unwrap()[0].clone().into_owned()
     }
@@ -102,7 +102,7 @@ fn a_certificate_is_replaced_under_a_running_member() {
     old.ask();
     assert_eq!(old.certificate(), first);
 
-    // What can't be used changes nothing, and the log says so.
+    // An unusable file changes nothing, and the log reports it.
     std::fs::write(&cert_file, "junk").unwrap();
     let stays = "those read before stay in force";
     let before = member.log().matches(stays).count();
@@ -113,7 +113,7 @@ fn a_certificate_is_replaced_under_a_running_member() {
     old.ask();
 }
 
-/// Which levels the log of a start shows that has something to say on more than one.
+/// Returns the log levels in the log of a run with these flags.
 fn levels(flags: &[&str]) -> BTreeSet<String> {
     let root = tempfile::tempdir().unwrap();
     let mut member = Member::alone(root.path());
@@ -137,7 +137,7 @@ fn levels_of(member: &mut Member) -> BTreeSet<String> {
 
 #[test]
 fn no_more_is_logged_than_was_asked_for() {
-    // The second flag is one that changes nothing, of which there is a warning.
+    // The second flag has no effect, so it causes a warning.
     for (level, logged) in
         [("info", &["info", "warn"][..]), ("warn", &["warn"]), ("error", &[]), ("fatal", &[])]
     {

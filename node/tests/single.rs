@@ -1,4 +1,4 @@
-//! One member: serving, stopping, coming back, and directories that must not be started from.
+//! A cluster of one member: serving, stopping, restarting, and directories that it must refuse.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -158,7 +158,7 @@ fn what_has_lost_data_or_is_not_its_own_asks_not_to_be_restarted() {
             use std::os::unix::fs::FileExt;
             let path = dir.join("member/wal/0000000000000001.wal");
             let log = std::fs::File::options().write(true).open(path).unwrap();
-            // The format's version: after the header of the first record.
+            // The byte after the first record's header is the version of the log format.
             log.write_all_at(&[200], 28).unwrap();
         }),
         ("there is a log", |dir| std::fs::remove_file(dir.join("muster-boot")).unwrap()),
@@ -207,7 +207,8 @@ fn a_first_start_that_was_cut_short_before_its_log_begins_again() {
     member.start();
     member.ready();
     member.kill();
-    // As it was before the log had its name: counted, with an unfinished store.
+    // State of a crash before the log was renamed into place: the boot is counted, and the store is
+    // unfinished.
     std::fs::remove_dir_all(member.data_dir.join("member/wal")).unwrap();
     std::fs::remove_file(member.data_dir.join("muster-log")).unwrap();
     std::fs::write(member.data_dir.join("member/db"), "unfinished").unwrap();
@@ -295,14 +296,15 @@ fn debians_etcdctl_is_served_whether_endpoints_are_urls_or_addresses() {
     }
 }
 
-/// KiB of memory that the process has to itself.
+/// Private (anonymous) memory of the process in KiB.
 fn anonymous_kib(member: &Member) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", member.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Each put alone is a transaction of the store. Its pages' memory has to serve the next ones as well.
+/// Each put is a store transaction of its own. The memory of its pages must be reused by the next
+/// ones.
 #[tokio::test]
 async fn puts_one_after_the_other_take_little_memory() {
     let (_root, mut member) = scratch();

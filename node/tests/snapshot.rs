@@ -1,4 +1,5 @@
-//! What the commands beside running a member do: look at a directory, save, show and restore.
+//! The commands that don't run a member: `data status`, `data recover`, and `snapshot` save, status
+//! and restore.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -24,14 +25,14 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&both).into_owned()
 }
 
-/// The exit code, and what `data status --json` says.
+/// Runs `data status --json` on a directory. Returns the exit code and the output.
 fn look(dir: &Path) -> (Option<i32>, Value) {
     let output = run(&["data", "status", "--json", dir.to_str().unwrap()]);
     let json = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
     (output.status.code(), json)
 }
 
-/// All that lies in a directory, with the time of its last change.
+/// Returns the path of each file and folder below `dir`, with its modification time and content.
 fn contents(dir: &Path) -> BTreeMap<PathBuf, (SystemTime, Vec<u8>)> {
     let mut all = BTreeMap::new();
     let mut folders = vec![dir.to_owned()];
@@ -90,7 +91,7 @@ async fn a_look_shows_how_far_a_directory_goes_and_leaves_no_trace() {
         text(&output)
     );
     assert!(contents(dir) == before, "a look has changed something");
-    // No member is kept from starting by one.
+    // The look left no lock that keeps a member from starting.
     members.iter_mut().for_each(Member::start);
     members.iter_mut().for_each(Member::ready);
 }
@@ -148,7 +149,7 @@ async fn a_look_says_what_is_wrong_and_where() {
     assert_eq!(state(dir).1, "damaged");
 }
 
-/// Members on free ports that are restored from a file.
+/// Returns three members on free ports, restored from a file and not started yet.
 fn restored(root: &Path, file: &Path, more: &[&str]) -> Vec<Member> {
     let members = three(root);
     for member in &members {
@@ -179,7 +180,7 @@ async fn three_members_restored_from_etcds_file_are_one_cluster_with_its_data() 
     let (code, seen) = look(&members[0].data_dir);
     assert_eq!((code, seen["store"]["revision"].as_i64()), (Some(0), Some(revision)), "{seen}");
     let cluster = seen["cluster_id"].as_str().unwrap().to_owned();
-    // One host was forgotten: its flags are right, and nothing was restored there.
+    // One host was forgotten in the restore: it starts with an empty directory and the right flags.
     std::fs::remove_dir_all(&members[2].data_dir).unwrap();
     members[..2].iter_mut().for_each(Member::start);
     members[..2].iter_mut().for_each(Member::ready);
@@ -215,7 +216,8 @@ async fn a_bumped_restore_is_ahead_of_whatever_was_seen() {
     same_hash(&members, 0).await;
     let refused = members[0].hash(revision).await.unwrap_err();
     assert!(refused.message().contains("has been compacted"), "{refused}");
-    // Whoever watches from where the old cluster was, or may have come to, has to read anew.
+    // Clients that watch from a revision of the old cluster, or from one that it may have reached,
+    // must read again.
     for from in [revision, revision + 1, revision + 999_999] {
         assert_eq!(compacted_for(&members[1], from).await, revision + 1_000_000, "from {from}");
     }
@@ -251,7 +253,7 @@ fn without_a_token_the_file_makes_one_that_is_the_same_on_each_host() {
     };
     let once = made(&fixture(), &[]);
     assert_eq!(made(&fixture(), &[]), once);
-    // What a host that was forgotten would begin with.
+    // The default token, with which a forgotten host would start, gives another cluster id.
     assert_ne!(made(&fixture(), &["--initial-cluster-token=etcd-cluster"]), once);
     let other = root.path().join("other.db");
     let mut bytes = std::fs::read(fixture()).unwrap();
@@ -260,8 +262,8 @@ fn without_a_token_the_file_makes_one_that_is_the_same_on_each_host() {
     assert_ne!(made(&other, &[]), once);
 }
 
-/// Passes bytes on between whoever connects and `to`, and cuts the connection once `most` bytes came
-/// back.
+/// Starts a proxy to `to` for one connection, and returns its port. It closes the connection after
+/// `most` bytes from the server.
 fn cutting(to: &str, most: usize) -> u16 {
     use std::io::{Read as _, Write as _};
     use std::net::{Shutdown, TcpListener, TcpStream};
@@ -361,7 +363,7 @@ fn a_wrong_file_flag_or_place_makes_nothing() {
     std::fs::remove_file(member.data_dir.join("mine")).unwrap();
     let output = restore(&member, &file("bare", bare), &["--skip-hash-check"]);
     assert!(output.status.success(), "{}", text(&output));
-    // And not twice.
+    // A second restore into the same directory is refused.
     let output = restore(&member, &fixture(), &[]);
     assert_eq!(output.status.code(), Some(1));
     let left = std::fs::read_dir(root.path()).unwrap();
@@ -393,13 +395,13 @@ fn killed_at_any_step_a_restore_has_made_nothing_or_all() {
         std::fs::remove_dir_all(&member.data_dir).unwrap();
     }
     assert!(nothing > 8, "{nothing}");
-    // What the killed ones have left beside it is gone with the one that ended.
+    // The last restore removed the files that the killed ones had left.
     let left = std::fs::read_dir(root.path()).unwrap();
     let left: Vec<String> = left.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     assert_eq!(left, ["one"]);
 }
 
-/// A stock etcd with some keys, as long as it is kept.
+/// A stock etcd process and its client URL. It is killed when this value is dropped.
 struct Stock(std::process::Child, String);
 
 impl Stock {
@@ -491,7 +493,7 @@ async fn a_cluster_of_one_is_made_without_a_start_and_once() {
     assert_eq!(none.status.code(), Some(2), "{}", text(&none));
 }
 
-/// Puts for as long as it is let.
+/// Puts until `stop` is true. Returns the last revision.
 async fn writes(client_url: String, stop: tokio::sync::watch::Receiver<bool>) -> i64 {
     use node_proto::etcdserverpb::{PutRequest, kv_client::KvClient};
     let endpoint = tonic::transport::Endpoint::from_shared(client_url).unwrap();
@@ -536,7 +538,7 @@ async fn what_is_saved_under_load_becomes_a_cluster_that_the_old_members_cant_ta
     let hash = old[0].hash(revision).await.unwrap();
     old.iter_mut().for_each(Member::kill);
 
-    // The new members stand where the old ones stood; one of those comes back in the third's place.
+    // The new members use the old ones' addresses. An old member is started in place of the third.
     let mut new: Vec<Member> = Vec::new();
     for member in &old {
         let dir = root.path().join(format!("{}-new", member.name));
@@ -552,7 +554,7 @@ async fn what_is_saved_under_load_becomes_a_cluster_that_the_old_members_cant_ta
         new.push(again);
     }
     new.pop();
-    // Their logs go where the old ones' went.
+    // The new members append to the old members' log files, so earlier lines must not count.
     let serves = |member: &Member| member.log().matches("ready to serve client requests").count();
     let before: Vec<usize> = new.iter().map(serves).collect();
     new.iter_mut().for_each(Member::start);
@@ -574,7 +576,7 @@ async fn what_is_saved_under_load_becomes_a_cluster_that_the_old_members_cant_ta
     assert!(old[2].get("after").await.is_err(), "it has no quorum");
     assert_eq!(new[0].members().await.unwrap().len(), 3);
     same_hash(&new, after).await;
-    // The same bytes as at the snapshot, before the bump's compaction.
+    // The hash is that of the snapshot's data, before the compaction by the bumped restore.
     let plain = root.path().join("plain");
     std::fs::create_dir(&plain).unwrap();
     let mut alone = Member::alone(&plain);

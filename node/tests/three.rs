@@ -1,4 +1,5 @@
-//! Three members, or five: forming, forwarding, losing the leader, and strangers.
+//! Clusters of three or five members: formation, forwarding, loss of the leader, and members of
+//! other clusters.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -53,7 +54,8 @@ async fn a_leader_that_is_stopped_in_order_hands_over_first() {
     assert_eq!(members[leader].stop(), Some(0));
     let others: Vec<&Member> =
         members.iter().enumerate().filter(|(n, _)| *n != leader).map(|(_, m)| m).collect();
-    // By the time it has ended somebody else leads already; else that would take an election time-out.
+    // A new leader exists before the old one has exited. An election would take an election
+    // timeout.
     let mut successors = 0;
     for member in &others {
         let status = member.status().await.unwrap();
@@ -63,7 +65,7 @@ async fn a_leader_that_is_stopped_in_order_hands_over_first() {
     put_again(others[0], "after", "x").await;
 }
 
-/// All have the same log, so that only its streams show that one of them is gone.
+/// All members have the same log, so only the closed streams tell the leader which one is dead.
 #[tokio::test]
 async fn a_leader_that_is_stopped_in_order_hands_over_to_no_dead_member() {
     let root = tempfile::tempdir().unwrap();
@@ -89,7 +91,7 @@ async fn a_leader_that_is_stopped_in_order_hands_over_to_no_dead_member() {
     put_again(left[0], "after", "x").await;
 }
 
-/// An operator who looks at one member sees which way is cut.
+/// An operator who looks at one member should see which connections are missing.
 #[tokio::test]
 async fn a_member_that_is_not_ready_names_the_peers_that_it_has_no_stream_to() {
     let root = tempfile::tempdir().unwrap();
@@ -116,7 +118,7 @@ async fn a_member_that_is_not_ready_names_the_peers_that_it_has_no_stream_to() {
 fn a_member_whom_nobody_answers_asks_again_to_be_published() {
     let root = tempfile::tempdir().unwrap();
     let mut alone = three(root.path()).swap_remove(0);
-    // A request may take two elections: more than this test's patience.
+    // A request may take two election timeouts, which is longer than this test waits.
     alone.args.push("--election-timeout=50000".to_owned());
     alone.start();
     eventually("it has given up waiting twice", || {
@@ -177,7 +179,7 @@ async fn a_second_process_on_a_copy_of_the_data_is_refused() {
     members[2].ready();
     let others = [members[0].member_id().await, members[1].member_id().await];
     eventually("both know it", || others.iter().all(|other| members[2].reaches(*other)));
-    // Its twin starts from the same state, and so with the same counter.
+    // The copy starts from the same state, and so with the same boot counter.
     let [peer, client] = common::free_ports();
     let initial = members[2].args.last().unwrap().strip_prefix("--initial-cluster=").unwrap();
     let mut twin = Member::new(root.path(), "c", peer, client, initial);
@@ -197,13 +199,14 @@ async fn a_second_process_on_a_copy_of_the_data_is_refused() {
 async fn members_of_another_cluster_are_refused_at_the_door() {
     let (one_root, two_root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let members = started(one_root.path());
-    // A member that was told an address of this cluster, but begins another one (another token).
+    // A member with a peer address of this cluster, but with another token and so another cluster
+    // id.
     let mut stranger = three(two_root.path()).swap_remove(0);
     let addresses = members[0].args.last().unwrap().clone();
     let own = stranger.args.iter().find(|a| a.starts_with("--initial-advertise")).unwrap();
     let own = own.split_once('=').unwrap().1.to_owned();
     let initial = addresses.strip_prefix("--initial-cluster=").unwrap();
-    // Of one of them only: it begins nothing where most of its members run already.
+    // It gets one address only: a member refuses to bootstrap if most of its members run already.
     let other = initial.split(',').find(|part| part.starts_with("b=")).unwrap();
     stranger.args.push(format!("--initial-cluster=a={own},{other},c=http://127.0.0.1:9"));
     stranger.args.push("--initial-cluster-token=other".to_owned());

@@ -1,5 +1,5 @@
-//! Data directories that others may write to, as containers' volumes are, and what another user can
-//! prepare in them. The built node runs as a user without privileges.
+//! Data directories that others may write to, such as container volumes, and attacks by another
+//! user there. The built node runs as an unprivileged user.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 use common::{Member, skipped};
 
 const DO_NOT_RESTART: i32 = 3;
-/// Whom the node runs as, where the case doesn't say otherwise.
+/// User id that the node runs as, unless the case has another one.
 const US: u32 = 1000;
-/// Another user, who may write to the volume.
+/// User id of another user who may write to the volume.
 const THEM: u32 = 1001;
-/// A volume's group, as `fsGroup` names one.
+/// Group id of a volume, as `fsGroup` sets it.
 const GROUP: u32 = 2000;
 
-/// A volume, and whom the node runs as.
+/// A volume with its owner and mode, and the user that the node runs as.
 struct Volume {
     name: &'static str,
     owner: u32,
@@ -26,7 +26,7 @@ struct Volume {
     mode: u32,
     user: u32,
     groups: &'static [u32],
-    /// The data directory within it.
+    /// Path of the data directory within the volume.
     below: &'static str,
 }
 
@@ -91,7 +91,8 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Only root can run as other users.
+/// Whether the test runs as root, which it must to run the node as other users. Reports a skip
+/// otherwise.
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
@@ -101,7 +102,7 @@ fn is_root() -> bool {
 }
 
 impl Volume {
-    /// A member that is not yet started, with its data directory in this volume.
+    /// Creates the volume, and returns a member with its data directory there, not started yet.
     fn member(&self) -> (tempfile::TempDir, PathBuf, Member) {
         let root = tempfile::tempdir().unwrap();
         set_mode(root.path(), 0o755);
@@ -129,7 +130,7 @@ impl Volume {
     }
 }
 
-/// What kubelet does with a volume that has `fsGroup`, before each start of a pod.
+/// Changes group and modes as kubelet does on a volume with `fsGroup`, before each start of a pod.
 fn open_to_group(path: &Path, group: u32) {
     let found = path.symlink_metadata().unwrap();
     std::os::unix::fs::lchown(path, None, Some(group)).unwrap();
@@ -143,7 +144,7 @@ fn open_to_group(path: &Path, group: u32) {
     }
 }
 
-/// Modes of all that lies below `path`, as far as they concern others than the owner.
+/// Returns the paths below `path` whose mode gives group or others any permission.
 fn open_to_others(path: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(path).unwrap() {
@@ -182,7 +183,7 @@ async fn a_member_starts_again_in_every_kind_of_volume() {
     }
 }
 
-/// The file that another user wants the node to write to, or to read.
+/// Creates the file that the other user wants the node to write to or to read.
 fn victim(root: &Path) -> PathBuf {
     let victim = root.join("victim");
     std::fs::write(&victim, "kept").unwrap();
@@ -200,7 +201,7 @@ fn prepare_folder(at: &Path, owner: u32) {
     chown(at, Some(owner), Some(owner)).unwrap();
 }
 
-/// What is refused, and who can have made it.
+/// Path that the node must refuse, and the attack that another user prepares there.
 type Attack = (&'static str, fn(&Path, &Path));
 
 const ATTACKS: [Attack; 8] = [
@@ -246,7 +247,7 @@ fn what_another_user_has_prepared_is_refused_by_its_name_and_left_alone() {
     }
 }
 
-/// Another user copies the member's directory and puts the copy, which is theirs, in its place.
+/// Simulates another user who moves the member's directory away and puts an own one in its place.
 #[test]
 fn a_directory_that_another_user_has_put_in_the_members_place_is_refused() {
     if !is_root() {

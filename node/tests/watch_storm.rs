@@ -1,4 +1,4 @@
-//! Many streams come and go under many writers, and each is told the truth.
+//! Many watch streams open and close under many writers, and each gets correct events and progress.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -19,10 +19,10 @@ use tonic::Streaming;
 use tonic::transport::Channel;
 
 const WRITERS: usize = 8;
-/// So many at a time, and each so many times, one after the other.
+/// Number of watchers at the same time. Each opens `STREAMS_EACH` streams one after the other.
 const WATCHERS: usize = 16;
 const STREAMS_EACH: usize = 15;
-/// A stream is followed for so many events after it was told of progress.
+/// Number of events that a stream reads after its first progress notification.
 const EVENTS_AFTER: usize = 20;
 
 async fn write(channel: Channel, writer: usize, over: Arc<AtomicBool>) {
@@ -33,7 +33,7 @@ async fn write(channel: Channel, writer: usize, over: Arc<AtomicBool>) {
     }
 }
 
-/// What a stream has been told, checked as it comes.
+/// State of a stream's responses; each response is checked on arrival.
 #[derive(Default)]
 struct Told {
     last_event: i64,
@@ -69,7 +69,7 @@ async fn opened(channel: Channel) -> (mpsc::Sender<WatchRequest>, Streaming<Watc
         ..WatchCreateRequest::default()
     });
     let progress = RequestUnion::ProgressRequest(WatchProgressRequest {});
-    // The question is on its way before the watch exists.
+    // The progress request is sent before the watch exists.
     for union in [create, progress] {
         requests.send(WatchRequest { request_union: Some(union) }).await.unwrap();
     }

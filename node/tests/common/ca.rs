@@ -1,4 +1,4 @@
-//! A certificate authority, as an operator has one.
+//! A certificate authority like an operator's own, for TLS tests.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -29,7 +29,7 @@ impl Ca {
         params.signed_by(key, &self.issuer).unwrap().pem()
     }
 
-    /// A certificate with this common name, or with none.
+    /// Returns a certificate for `key` with the common name `name`, or with an empty subject.
     pub(crate) fn named(&self, key: &KeyPair, name: Option<&str>) -> String {
         let mut params = on_loopback();
         params.distinguished_name = DistinguishedName::new();

@@ -1,4 +1,4 @@
-//! Runs the built program, as an operator would.
+//! Runs the built `muster-node` program as an operator would.
 
 #![allow(dead_code, reason = "each test program uses a part of this")]
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
@@ -30,27 +30,29 @@ use node_proto::etcdserverpb::{
 use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Channel, Endpoint};
 
-/// Long enough for a loaded machine; nothing waits this long when all is well.
+/// Time limit of each wait. It is long enough for a loaded machine; a test that passes waits much
+/// less.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A command for the built program, in an environment without anything but the bug that `make
-/// mutants` has switched on.
+/// Returns a command that runs the built program in an empty environment. Only `MUTANT` is kept: it
+/// selects the bug that `make mutants` has switched on.
 pub(crate) fn node() -> Command {
     bare(Command::new(env!("CARGO_BIN_EXE_muster-node")))
 }
 
-/// Seconds after which [`node_that_ends`] is killed.
+/// Seconds after which `timeout` kills a program started by [`node_that_ends`].
 const LONGEST_RUN: &str = "60";
 
-/// The program, expected to end by itself. One that serves instead is killed, so that its test fails and
-/// does not wait.
+/// Returns a command for runs that are expected to end. A program that serves instead is killed, so
+/// that its test fails rather than hangs.
 pub(crate) fn node_that_ends() -> Command {
     let mut timeout = Command::new("timeout");
     timeout.args(["--signal=KILL", LONGEST_RUN, env!("CARGO_BIN_EXE_muster-node")]);
     bare(timeout)
 }
 
-/// The program, killed as it makes the `step`th of these system calls; it takes strace.
+/// Returns a command that kills the program at the `step`th call of one of the system calls
+/// `calls`. Requires strace.
 pub(crate) fn node_killed_at(calls: &str, step: usize) -> Command {
     let mut strace = Command::new("strace");
     strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")]);
@@ -65,13 +67,13 @@ fn bare(mut command: Command) -> Command {
     command
 }
 
-/// Above what well-known services listen on, and below what the kernel gives to outgoing connections
-/// (`net.ipv4.ip_local_port_range`): one of those could take a port from a member that is not
-/// started yet, or is being started again.
+/// Range of the tests' ports: above those of well-known services, and below
+/// `net.ipv4.ip_local_port_range`. The kernel gives ports of the latter range to outgoing
+/// connections, which could take a member's port before it is started or while it restarts.
 const PORTS: std::ops::Range<u16> = 10_000..32_768;
 
-/// Ports that are free, and that no other test of this program gets. Programs that run at the same
-/// time begin at different places.
+/// Returns free ports that no other test of this program gets. The first port is random, so that
+/// test programs that run at the same time rarely try the same ones.
 pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
     static DRAWN: LazyLock<AtomicUsize> =
         LazyLock::new(|| AtomicUsize::new(RandomState::new().hash_one(()) as usize % PORTS.len()));
@@ -86,7 +88,7 @@ pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
     })
 }
 
-/// Waits until `holds`.
+/// Waits until `holds` returns true, and fails with `what` after [`PATIENCE`].
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -95,23 +97,24 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Whether all threads of a process have stopped. See proc_pid_stat(5).
+/// Whether all threads of process `id` are stopped, by the state in their stat files
+/// (proc_pid_stat(5)).
 fn stands_still(id: i32) -> bool {
     let mut threads = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
     threads.all(|thread| {
         let stat = std::fs::read_to_string(thread.unwrap().path().join("stat"));
-        // One that has ended meanwhile does nothing more either.
+        // A thread that has ended since the listing counts as stopped.
         stat.map_or(true, |stat| stat.rsplit_once(") ").unwrap().1.starts_with('T'))
     })
 }
 
-/// One member: what it was started with, and its process.
+/// A member: its command line and its process.
 pub(crate) struct Member {
     pub name: String,
     pub data_dir: PathBuf,
     pub client_url: String,
     pub args: Vec<String>,
-    /// What runs in the built program's place.
+    /// Program to run instead of the built `muster-node`.
     pub program: Option<PathBuf>,
     log: PathBuf,
     child: Option<Child>,
@@ -119,7 +122,8 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Not yet started; `initial_cluster` and ports are given.
+    /// Returns a member that isn't started yet, with these ports on 127.0.0.1 and this
+    /// `--initial-cluster`.
     pub(crate) fn new(
         root: &Path,
         name: &str,
@@ -152,7 +156,7 @@ impl Member {
         }
     }
 
-    /// A cluster of one.
+    /// Returns the only member of a cluster, not started yet.
     pub(crate) fn alone(root: &Path) -> Self {
         let [peer, client] = free_ports();
         Self::new(root, "one", peer, client, &format!("one=http://127.0.0.1:{peer}"))
@@ -171,12 +175,13 @@ impl Member {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Waits until this start has said that it serves, as all before it have.
+    /// Waits until the current process is ready. Every earlier start must have got ready as well.
     pub(crate) fn ready(&mut self) {
         self.ready_again(self.starts - 1);
     }
 
-    /// Waits until this start has said that it serves, as so many before it have.
+    /// Waits until the current process is ready. `before` is the number of earlier starts that got
+    /// ready.
     pub(crate) fn ready_again(&mut self, before: usize) {
         let start = Instant::now();
         while self.log().matches("ready to serve client requests").count() <= before {
@@ -188,8 +193,8 @@ impl Member {
         }
     }
 
-    /// Sends it. Who is stopped does nothing more once this returns: the kernel tells one thread,
-    /// which tells the others when it gets to run, and until then they go on.
+    /// Sends `signal` to the process. After SIGSTOP it waits until all threads are stopped. The
+    /// kernel notifies one thread, which stops the others once it runs; until then they go on.
     pub(crate) fn signal(&self, signal: Signal) {
         let id = i32::try_from(self.id()).unwrap();
         kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
@@ -198,12 +203,12 @@ impl Member {
         }
     }
 
-    /// Its process.
     pub(crate) fn id(&self) -> u32 {
         self.child.as_ref().unwrap().id()
     }
 
-    /// The exit code, once it has ended by itself.
+    /// Waits until the process ends, and returns its exit code. Returns `None` if a signal ended
+    /// it.
     pub(crate) fn exit_code(&mut self) -> Option<i32> {
         let mut child = self.child.take().unwrap();
         let start = Instant::now();
@@ -237,12 +242,12 @@ impl Member {
             .connect_lazy()
     }
 
-    /// The answer to a plain HTTP/1.1 GET, head and body.
+    /// Sends an HTTP/1.1 GET, and returns head and body of the response.
     pub(crate) fn http(&self, path: &str) -> String {
         self.request("GET", path, "")
     }
 
-    /// The whole answer, head and body.
+    /// Sends an HTTP/1.1 request, and returns head and body of the response.
     pub(crate) fn request(&self, verb: &str, path: &str, body: &str) -> String {
         use std::io::{Read as _, Write as _};
         let address = self.client_url.strip_prefix("http://").unwrap();
@@ -254,7 +259,8 @@ impl Member {
         answer
     }
 
-    /// Whether it has a stream to `peer`, which has taken it for itself then.
+    /// Whether this member has a peer stream to `peer`, which it opens only after it has verified
+    /// that peer.
     pub(crate) fn reaches(&self, peer: u64) -> bool {
         let link = format!("Remote=\"{peer:x}\"}} 1");
         let active = |line: &str| line.starts_with("etcd_network_active_peers{");
@@ -277,7 +283,7 @@ impl Member {
         Ok(answer.kvs.first().map(|kv| String::from_utf8(kv.value.to_vec()).unwrap()))
     }
 
-    /// The same as a range in parts.
+    /// Reads the value of `key` with `RangeStream`.
     pub(crate) async fn get_in_parts(&self, key: &str) -> Result<Option<String>, tonic::Status> {
         let request = RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() };
         let mut parts = KvClient::new(self.channel()).range_stream(request).await?.into_inner();
@@ -289,7 +295,7 @@ impl Member {
         Ok(found)
     }
 
-    /// The same in a transaction that only reads.
+    /// Reads the value of `key` in a read-only transaction.
     pub(crate) async fn get_in_txn(&self, key: &str) -> Result<Option<String>, tonic::Status> {
         let range = RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() };
         let request = Some(request_op::Request::RequestRange(range));
@@ -312,13 +318,12 @@ impl Member {
         ClusterClient::new(self.channel())
     }
 
-    /// The cluster's members, as this one knows them for certain.
+    /// Reads the list of members with a linearizable request.
     pub(crate) async fn members(&self) -> Result<Vec<etcdserverpb::Member>, tonic::Status> {
         let request = MemberListRequest { linearizable: true };
         Ok(self.cluster().member_list(request).await?.into_inner().members)
     }
 
-    /// Its own id.
     pub(crate) async fn member_id(&self) -> u64 {
         self.status().await.unwrap().header.unwrap().member_id
     }
@@ -338,12 +343,12 @@ impl Drop for Member {
     }
 }
 
-/// Three members on free ports, not started.
+/// Returns three members on free ports, not started yet.
 pub(crate) fn three(root: &Path) -> Vec<Member> {
     on_ports(root, ["a", "b", "c"], free_ports(), free_ports())
 }
 
-/// Five members on free ports, not started.
+/// Returns five members on free ports, not started yet.
 pub(crate) fn five(root: &Path) -> Vec<Member> {
     on_ports(root, ["a", "b", "c", "d", "e"], free_ports(), free_ports())
 }
@@ -359,16 +364,19 @@ fn on_ports<const N: usize>(
     (0..N).map(|n| Member::new(root, names[n], peers[n], clients[n], &initial.join(","))).collect()
 }
 
-/// With this no election time-out comes before a test has ended, however slow the machine: who leads
-/// is the first member, which campaigns of itself, or whom it is handed over to.
+/// Flag with which no election timeout elapses before a test has ended, however slow the machine.
+/// The leader is then the first member, which campaigns at its start, or the member that leadership
+/// is moved to.
 pub(crate) const NO_ELECTIONS: &str = "--election-timeout=20000";
 
-/// Three members that serve, of which the first leads and goes on.
+/// Starts three members without election timeouts, so that the first one becomes the leader and
+/// stays it.
 pub(crate) fn led_by_the_first(root: &Path) -> Vec<Member> {
     led_by_the_first_of(three(root))
 }
 
-/// These members, of which the first leads and goes on.
+/// Starts `members` without election timeouts, so that the first one becomes the leader and stays
+/// it.
 pub(crate) fn led_by_the_first_of(mut members: Vec<Member>) -> Vec<Member> {
     for member in &mut members {
         member.args.push(NO_ELECTIONS.to_owned());
@@ -378,7 +386,7 @@ pub(crate) fn led_by_the_first_of(mut members: Vec<Member>) -> Vec<Member> {
     members
 }
 
-/// Three members that serve.
+/// Starts three members, and waits until they are ready.
 pub(crate) fn started(root: &Path) -> Vec<Member> {
     let mut members = three(root);
     members.iter_mut().for_each(Member::start);
@@ -390,7 +398,7 @@ pub(crate) fn all(members: &[Member]) -> Vec<&Member> {
     members.iter().collect()
 }
 
-/// Puts until it is acknowledged: for when a leader has just been lost.
+/// Repeats a put until it succeeds: there may be no leader for a while. Returns the put's revision.
 pub(crate) async fn put_again(member: &Member, key: &str, value: &str) -> i64 {
     let start = Instant::now();
     loop {
@@ -401,7 +409,7 @@ pub(crate) async fn put_again(member: &Member, key: &str, value: &str) -> i64 {
     }
 }
 
-/// Waits until all have the same data.
+/// Waits until all members have the same hash of their data at `revision`.
 pub(crate) async fn same_hash(members: &[Member], revision: i64) {
     let start = Instant::now();
     loop {
@@ -417,7 +425,8 @@ pub(crate) async fn same_hash(members: &[Member], revision: i64) {
     }
 }
 
-/// Tries until the members have been connected for as long as a change asks for.
+/// Repeats `change` while it fails with "unhealthy cluster". A member change requires that the
+/// members have been connected for some time.
 pub(crate) async fn healthy<T>(mut change: impl AsyncFnMut() -> Result<T, tonic::Status>) -> T {
     let start = Instant::now();
     loop {
@@ -431,7 +440,7 @@ pub(crate) async fn healthy<T>(mut change: impl AsyncFnMut() -> Result<T, tonic:
     }
 }
 
-/// Which member leads, as the members that run agree.
+/// Returns the index of the leader in `members`, if all of them agree on it.
 pub(crate) async fn leader(members: &[&Member]) -> Option<usize> {
     let mut seen = Vec::new();
     for member in members {
@@ -443,7 +452,7 @@ pub(crate) async fn leader(members: &[&Member]) -> Option<usize> {
     agreed.then(|| seen.iter().position(|(own, _)| *own == leader)).flatten()
 }
 
-/// Waits for `leader`.
+/// Waits until all members agree on a leader, and returns its index in `members`.
 pub(crate) async fn settled(members: &[&Member]) -> usize {
     let start = Instant::now();
     loop {
@@ -455,18 +464,20 @@ pub(crate) async fn settled(members: &[&Member]) -> usize {
     }
 }
 
-/// Says that a test was skipped, straight to standard error: the test runner keeps what a test that
-/// passes has printed. Under CI that is a failure.
+/// Reports that a test was skipped, or fails if this is CI. Writes to standard error directly,
+/// because the test runner hides the output of tests that pass.
 pub(crate) fn skipped(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "{why}");
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 
-/// Debian's etcdctl; `None` with a line that says so where it isn't, but never under CI.
+/// Runs Debian's `etcdctl`. Returns whether it succeeded, and its output. Returns `None` if it
+/// isn't installed; that is an error under CI.
 pub(crate) fn etcdctl(endpoints: &str, args: &[&str]) -> Option<(bool, String)> {
     let output = Command::new("etcdctl")
         .env("ETCDCTL_API", "3")
-        // Its own five and two seconds are too few for a busy machine; what `args` say comes later.
+        // etcdctl's defaults of 5 s and 2 s are too short on a busy machine. Flags in `args` come
+        // later, so they take precedence.
         .args(["--command-timeout=60s", "--dial-timeout=10s", "--endpoints", endpoints])
         .args(args)
         .output();
@@ -482,7 +493,8 @@ pub(crate) fn etcdctl(endpoints: &str, args: &[&str]) -> Option<(bool, String)> 
     }
 }
 
-/// The revision below which a watch is told that nothing is left, if it is.
+/// Watches `k` from revision `from`, waits until the watch is canceled, and returns its
+/// `compact_revision`.
 pub(crate) async fn compacted_for(member: &Member, from: i64) -> i64 {
     let create = WatchCreateRequest { key: "k".into(), start_revision: from, ..Default::default() };
     let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };

@@ -1,15 +1,16 @@
-//! What goes wrong in a member that runs.
+//! Fault injection into the system calls of a running member.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::PATIENCE;
 
-/// strace, attached to a member, which makes its system calls fail, or kills it at one.
+/// A strace process attached to a member. It makes system calls fail, or kills the member at one.
 pub(crate) struct Saboteur(Child);
 
 impl Saboteur {
-    /// Does `what` (strace's words) at these calls of `process`; `None` where there is no strace.
+    /// Attaches to `process` and applies the action `what` (in strace's syntax) to `calls`. Returns
+    /// `None` if strace can't be used.
     pub(crate) fn attach(process: u32, calls: &str, what: &str) -> Option<Self> {
         let mut strace = Command::new("strace");
         strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")]);
@@ -26,7 +27,8 @@ impl Saboteur {
         let start = Instant::now();
         while !traced() {
             match child.try_wait().unwrap() {
-                // It ends well when whom it traces has ended: something synced at once.
+                // strace exits with 0 if the process has ended already, for example because it
+                // synced at once.
                 Some(status) if status.success() => break,
                 None if start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(10)),
                 _ => {

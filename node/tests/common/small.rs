@@ -1,11 +1,11 @@
-//! A disk that gets full soon.
+//! A small file system, for tests with a full disk.
 
 use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
-/// A small file system in memory, as long as it is kept.
+/// A small tmpfs, mounted until this value is dropped.
 pub(crate) struct Small(pub PathBuf);
 
 impl Small {
@@ -20,7 +20,7 @@ impl Small {
         mounted.is_ok_and(|status| status.success()).then(|| Self(at.to_owned()))
     }
 
-    /// Somebody else takes all space but so many bytes, with the file whose path is returned.
+    /// Fills the file system up to `left` bytes with a file, and returns that file's path.
     pub(crate) fn fill_up_to(&self, left: u64) -> PathBuf {
         let filler = self.0.join("filler");
         let space = rustix::fs::statvfs(&self.0).unwrap();
