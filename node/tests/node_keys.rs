@@ -1,4 +1,4 @@
-//! Which key may act for a joining member. Depending on the cluster it is the key given with the
+//! Tests of the key that may act for a joining member. Depending on the cluster it is the key given with the
 //! addition, the key of the member's first start, or any key certified by the peer CA.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]

@@ -1,4 +1,4 @@
-//! Members of one program on loopback, and others that come and go.
+//! A cluster of members of one server program on loopback, whose members can be added and removed.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -17,20 +17,20 @@ use super::process::Server;
 use crate::client::{Client, channel};
 use crate::harness::credentials::Credentials;
 
-/// Unless another number is wanted.
+/// Default number of members.
 pub(super) const MEMBERS: usize = 3;
-/// How long a cluster may take to have a leader that everybody follows.
+/// Time limit for a cluster to have a leader that all members follow.
 const START_TIME: Duration = Duration::from_secs(60);
 const CALL_TIME: Duration = Duration::from_secs(2);
 
-/// A server program.
+/// A server program to measure.
 #[derive(Clone, Debug, Serialize)]
 pub struct Program {
-    /// What it is called in tables.
+    /// Name in tables: `muster-node` or `etcd`.
     pub name: String,
-    /// The first line of its `--version`.
+    /// First line of the output of `--version`.
     pub version: String,
-    /// Where it is.
+    /// Path of the executable.
     pub path: PathBuf,
 }
 
@@ -48,22 +48,22 @@ impl Program {
     }
 }
 
-/// Running members.
+/// Running members of one cluster.
 #[derive(Debug)]
 pub(super) struct Cluster {
     program: Program,
     tls: Option<Arc<ClientConfig>>,
-    /// What clients show.
+    /// Auth token that clients send.
     token: Option<String>,
     dir: PathBuf,
-    /// What every member is started with.
+    /// Flags that every member is started with.
     flags: Vec<String>,
     members: Vec<Member>,
-    /// How many have ever been started: names are not used twice.
+    /// Number of members ever started. It numbers new members, so that no name is used twice.
     named: usize,
 }
 
-/// Where a member is, or will be once it is started.
+/// Name and URLs of a member, which may not be started yet.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub name: String,
@@ -85,7 +85,7 @@ impl Place {
     }
 }
 
-/// The flag that says who is in the cluster.
+/// Returns the flag `--initial-cluster` for these members.
 fn initial_cluster<'a>(places: impl Iterator<Item = &'a Place>) -> String {
     let all: Vec<String> =
         places.map(|place| format!("{}={}", place.name, place.peer_url)).collect();
@@ -101,7 +101,7 @@ struct Member {
 }
 
 impl Cluster {
-    /// Starts so many members in `dir` and waits until all of them follow one leader.
+    /// Starts `size` members in `dir`, and waits until all of them follow one leader.
     pub(super) async fn start(
         program: &Program,
         dir: &Path,
@@ -138,18 +138,18 @@ impl Cluster {
         &self.program.name
     }
 
-    /// A client of member `n`, on a connection of its own.
+    /// Returns a client of member `n`, with a connection of its own.
     pub(super) fn client(&self, n: usize) -> Result<Client> {
         let client = Client::new(self.members[n].place.client, self.tls.clone())?;
         Ok(client.showing(self.token.clone()))
     }
 
-    /// Clients from now on show this token, or none.
+    /// Sets the token that clients made from now on send.
     pub(super) fn set_token(&mut self, token: Option<String>) {
         self.token = token;
     }
 
-    /// A connection to member `n`.
+    /// Returns a connection to member `n`.
     pub(super) fn channel(&self, n: usize) -> Result<Channel> {
         channel(self.members[n].place.client, self.tls.clone())
     }
@@ -158,7 +158,7 @@ impl Cluster {
         self.members.len()
     }
 
-    /// Which member leads, if the members agree.
+    /// Returns the index of the leader, if all members agree on it.
     pub(super) async fn leader(&self) -> Result<usize> {
         let mut seen = Vec::new();
         for n in 0..self.len() {
@@ -173,7 +173,8 @@ impl Cluster {
         seen.iter().position(|(own, _)| *own == leader).context("the leader is a member")
     }
 
-    /// Waits until all members follow one leader and have applied the same; which one leads.
+    /// Waits until all members follow one leader and have applied the same revision. Returns the
+    /// leader's index.
     pub(super) async fn settled(&mut self) -> Result<usize> {
         let start = Instant::now();
         loop {
@@ -204,18 +205,19 @@ impl Cluster {
         Ok(revisions.iter().all(|revision| *revision == revisions[0]))
     }
 
-    /// The API for members, at member `n`.
+    /// Returns a client of the Cluster API of member `n`.
     pub(super) fn api(&self, n: usize) -> Result<ClusterClient<Channel>> {
         Ok(ClusterClient::new(self.channel(n)?))
     }
 
-    /// The id of member `n`.
+    /// Returns the id of member `n`.
     pub(super) async fn id(&self, n: usize) -> Result<u64> {
         let status = self.client(n)?.status(CALL_TIME).await?;
         Ok(status.header.context("a header")?.member_id)
     }
 
-    /// Has member `asked` add a learner, and starts it; its id. It is the last one then.
+    /// Adds a learner through member `asked`, starts it as the last of `members`, and returns its
+    /// id.
     pub(super) async fn join(&mut self, asked: usize) -> Result<u64> {
         let place = self.place()?;
         let peer_ur_ls = vec![place.peer_url.clone()];
@@ -225,13 +227,13 @@ impl Cluster {
         Ok(added.member.context("the new member")?.id)
     }
 
-    /// Where the next one could be; nothing is started.
+    /// Chooses name and ports of the next member, without starting it.
     pub(super) fn place(&self) -> Result<Place> {
         let ports = free_ports(2)?;
         Ok(Place::at(self.named, self.tls.is_some(), ports[0], ports[1]))
     }
 
-    /// Starts one that the members have added. It is the last one then.
+    /// Starts a member that the cluster has added, as the last of `members`.
     pub(super) fn start_joiner(&mut self, place: Place) -> Result<()> {
         let all = self.members.iter().map(|member| &member.place).chain([&place]);
         let initial = ["--initial-cluster-state=existing".to_owned(), initial_cluster(all)];
@@ -241,15 +243,15 @@ impl Cluster {
         Ok(())
     }
 
-    /// Whether member `asked` lists one at that place.
+    /// Whether member `asked` lists a member with the peer URL of `place`.
     pub(super) async fn lists(&self, asked: usize, place: &Place) -> Result<bool> {
         let request = MemberListRequest { linearizable: false };
         let list = self.api(asked)?.member_list(request).await?.into_inner();
         Ok(list.members.iter().any(|member| member.peer_ur_ls.contains(&place.peer_url)))
     }
 
-    /// Starts the newest member again if it has ended, as its supervisor would: stock etcd's ends if the
-    /// member that it asks about the cluster has not applied yet that it was added.
+    /// Restarts the newest member if it has exited, as its supervisor would. Stock etcd exits if
+    /// the member that it asks has not applied its addition yet.
     pub(super) fn keep_newest_up(&mut self) -> Result<()> {
         let newest = self.len() - 1;
         if self.members[newest].ended()?.is_some() {
@@ -258,13 +260,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// Where all members are for clients, as flags take it.
+    /// Returns the client URLs of all members, separated by commas as for `--endpoints`.
     pub(super) fn endpoints(&self) -> String {
         let urls: Vec<&str> = self.members.iter().map(|member| &*member.place.client_url).collect();
         urls.join(",")
     }
 
-    /// Forgets member `n`: its process ends, and its data goes.
+    /// Kills member `n` and deletes its data.
     pub(super) fn forget(&mut self, n: usize) -> Result<()> {
         let member = self.members.remove(n);
         drop(member.server);
@@ -272,17 +274,17 @@ impl Cluster {
         Ok(())
     }
 
-    /// The most memory that member `n` has ever had.
+    /// Returns the peak resident memory of member `n`.
     pub(super) fn peak_bytes(&self, n: usize) -> Result<u64> {
         self.members[n].server.peak_bytes()
     }
 
-    /// What member `n` has used.
+    /// Returns the CPU time that member `n` has used.
     pub(super) fn cpu_of(&self, n: usize) -> Result<Duration> {
         self.members[n].server.cpu()
     }
 
-    /// Of member `n`.
+    /// Returns the current resident memory of member `n`.
     pub(super) fn resident_bytes_of(&self, n: usize) -> Result<u64> {
         self.members[n].server.resident_bytes()
     }
@@ -297,12 +299,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// What all have used together.
+    /// Returns the CPU time that all members have used together.
     pub(super) fn cpu(&self) -> Result<Duration> {
         self.members.iter().map(|member| member.server.cpu()).sum()
     }
 
-    /// Of each member, largest first.
+    /// Returns the resident memory of each member, largest first.
     pub(super) fn resident_bytes(&self) -> Result<Vec<u64>> {
         let mut all = self
             .members
@@ -315,7 +317,7 @@ impl Cluster {
 }
 
 impl Member {
-    /// How it ended and the last that it said, if it has ended.
+    /// Returns exit status and last log line, if the process has exited.
     fn ended(&mut self) -> Result<Option<String>> {
         let Some(status) = self.server.ended()? else { return Ok(None) };
         let log = fs_err::read_to_string(&self.log).unwrap_or_default();
@@ -345,7 +347,7 @@ impl Member {
     }
 }
 
-/// Ports that were free a moment ago: held together, so that they differ.
+/// Returns ports that are free now. All are bound at the same time, so that they differ.
 pub(crate) fn free_ports(count: usize) -> Result<Vec<u16>> {
     let held = (0..count)
         .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))

@@ -1,4 +1,4 @@
-//! The load: so many clients, each with one put in flight.
+//! The load: a number of clients, each with one put in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,16 +9,16 @@ use anyhow::{Context, Result, bail};
 use super::cluster::Cluster;
 use crate::client::Client;
 
-/// One put may take this long before the run counts as failed.
+/// Time limit of one put; a run with a slower one fails.
 const PUT_TIME: Duration = Duration::from_secs(10);
-/// Connections that the clients of one load share, at most.
+/// Maximum number of connections that the clients of one load share.
 const CONNECTIONS: usize = 32;
-/// Keys that the puts go round.
+/// Number of different keys that the puts write.
 const KEYS: u64 = 100_000;
-/// Runs before what is measured, so that connections stand and caches are warm.
+/// Duration of an unmeasured load, which opens connections and fills caches.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// One load.
+/// Parameters of one load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub clients: usize,
@@ -29,12 +29,12 @@ pub(super) struct Load {
     pub seed: u64,
 }
 
-/// What one load gave.
+/// Result of one load.
 #[derive(Clone, Debug)]
 pub(super) struct Round {
     pub took: Duration,
     pub cpu: Duration,
-    /// Of each put, in microseconds, sorted.
+    /// Latency of each put in microseconds, sorted.
     pub micros: Vec<u32>,
 }
 
@@ -47,14 +47,14 @@ impl Round {
         self.cpu.as_secs_f64() / self.micros.len() as f64 * 100_000.0
     }
 
-    /// In milliseconds.
+    /// Returns a percentile of the latency in milliseconds.
     pub(super) fn percentile(&self, percent: usize) -> f64 {
         let at = (self.micros.len() * percent / 100).min(self.micros.len() - 1);
         f64::from(self.micros[at]) / 1000.0
     }
 }
 
-/// Puts `load` on the cluster's leader, or on all members in turn.
+/// Runs `load` on the cluster's leader, or on all members in turn.
 pub(super) async fn run(cluster: &Cluster, load: &Load) -> Result<Round> {
     let leader = cluster.leader().await?;
     let connections = load.clients.min(CONNECTIONS);

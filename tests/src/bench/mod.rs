@@ -1,12 +1,15 @@
-//! `muster-node` beside stock etcd: same machine, same client, same run, in turns.
+//! Compares `muster-node` with stock etcd: same machine, same client, same run, in turns.
 //!
-//! Both programs get the same flags and the same load, on three members each. A figure is the median
-//! of the rounds; the rounds of the two programs alternate, so that a disturbance from outside hits
-//! both. CPU time is what the kernel charged the three servers, read before and after each load.
+//! Both programs get the same flags and the same load, on three members each. A figure is the
+//! median of the rounds. Rounds of the two programs alternate, so that a disturbance from outside
+//! affects both. CPU time is that of the three servers by the kernel's count, read before and after
+//! each load.
 //!
-//! What changes of members cost is another mode (`--mode reconfigure`), and so is what watches, leases,
-//! keys and users do (`--mode services`): one program after the other, so that neither has the other's
-//! load beside it.
+//! There are two more modes, which measure one program after the other, so that neither runs beside
+//! the other's load:
+//!
+//! - `--mode reconfigure`: the cost of membership changes.
+//! - `--mode services`: the cost of watches, leases, keys and users.
 
 pub(crate) mod cluster;
 mod load;
@@ -32,50 +35,51 @@ use self::{
 };
 use crate::harness::credentials::Credentials;
 
-/// What to run, and for how long.
+/// Parameters of a benchmark run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The `muster-node` to measure.
+    /// Path of the `muster-node` to measure.
     pub muster: PathBuf,
-    /// The etcd beside it; `None` builds a stock one, or falls back to the installed one.
+    /// Path of the etcd to compare with. `None` builds a stock one, or uses the installed one if
+    /// that fails.
     pub etcd: Option<PathBuf>,
-    /// Where builds, data and logs go: a real disk.
+    /// Directory for builds, data and logs, on a real disk.
     pub work: PathBuf,
-    /// Only this program, if one is named.
+    /// Name of the only program to measure; `None` measures both.
     pub only: Option<String>,
-    /// Numbers of clients.
+    /// Numbers of clients; each is measured in turn.
     pub clients: Vec<usize>,
-    /// Rounds of each load.
+    /// Number of rounds of each load.
     pub rounds: usize,
-    /// How long one load runs.
+    /// Duration of one load.
     pub time: Duration,
-    /// How many puts one load makes at most.
+    /// Maximum number of puts of one load.
     pub puts: u64,
-    /// Bytes of each value.
+    /// Size of each value in bytes.
     pub value_bytes: usize,
-    /// Plain, mutual TLS, or both.
+    /// Transport modes to measure: plain, mutual TLS, or both.
     pub modes: Vec<Mode>,
-    /// How often the leader is killed.
+    /// Number of times that the leader is killed.
     pub outages: usize,
-    /// Spread clients over all members, instead of all at the leader.
+    /// Whether clients are spread over all members; otherwise all use the leader.
     pub spread: bool,
-    /// Instead of loads and outages: what changes of members cost.
+    /// Measures the cost of membership changes instead of loads and outages.
     pub reconfigure: Option<Reconfigure>,
-    /// Instead of loads and outages: what watches, leases, keys and users cost.
+    /// Measures the cost of watches, leases, keys and users instead of loads and outages.
     pub services: Option<Services>,
 }
 
-/// How clients and peers speak.
+/// Transport of clients and peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Without TLS.
+    /// Plain HTTP without TLS.
     Plain,
-    /// With certificates on both sides.
+    /// TLS with certificates on both sides.
     MutualTls,
 }
 
 impl Mode {
-    /// For tables.
+    /// Returns the name of the mode in tables.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -85,10 +89,11 @@ impl Mode {
     }
 }
 
-/// Runs the plan; `say` hears what is going on.
+/// Runs the plan. `say` gets progress messages.
 ///
 /// # Errors
-/// If a program can't be built, started, or doesn't answer. Every server that was started is ended.
+/// If a program can't be built or started, or doesn't answer. Every started server is killed in any
+/// case.
 pub async fn run(plan: &Plan, say: &dyn Fn(&str)) -> Result<Report> {
     let programs = programs(plan, say).await?;
     let data = tempfile::Builder::new()

@@ -1,4 +1,4 @@
-//! How long nobody can write after the leader's process was killed.
+//! Measures how long no write succeeds after the leader is killed.
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,20 @@ use tokio::sync::mpsc;
 
 use super::cluster::Cluster;
 
-/// A new put is tried at each survivor this often: the resolution of the measurement.
+/// Interval between two puts at each survivor, and so the resolution of the measurement.
 const TRY_EVERY: Duration = Duration::from_millis(10);
-/// One try gives up after this long.
+/// Time limit of one put.
 const TRY_TIME: Duration = Duration::from_secs(5);
-/// No cluster may take this long.
+/// Maximum time without writes; a longer one is an error.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Kills the leader `times` times; how long each time until a put was acknowledged again.
+/// Kills the leader `times` times. Returns for each time how long it took until a put was
+/// acknowledged.
 pub(super) async fn run(cluster: &mut Cluster, times: usize) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     for _ in 0..times {
         let leader = cluster.settled().await?;
-        // So that followers have heard the leader for a while, as in daily life.
+        // Let followers receive heartbeats for a while, as in a cluster that has run for long.
         tokio::time::sleep(Duration::from_millis(500)).await;
         took.push(one(cluster, leader).await?);
         cluster.restart(leader)?;
@@ -32,7 +33,7 @@ async fn one(cluster: &mut Cluster, leader: usize) -> Result<Duration> {
     let mut clients = Vec::new();
     for n in (0..cluster.len()).filter(|n| *n != leader) {
         let mut client = cluster.client(n)?;
-        // The connection is not what is measured.
+        // Connect first, since the connection is not part of the measurement.
         client.status(TRY_TIME).await?;
         clients.push(client);
     }

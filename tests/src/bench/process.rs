@@ -1,4 +1,4 @@
-//! One server process, ended by its own id however the run ends.
+//! A server process that is killed by its process id, however the run ends.
 
 use std::fs::File;
 use std::path::Path;
@@ -8,15 +8,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// `/proc/PID/stat` counts in hundredths of a second on every Linux (USER_HZ).
+/// Clock ticks per second in `/proc/PID/stat` (USER_HZ), which is 100 on Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Waits for the end of its input, which comes with the end of whoever holds the other end; then
-/// ends the process.
+/// Shell script that kills the process in `$0` when its standard input is closed. That happens when
+/// this program ends.
 const WATCHDOG: &str = "read -r never; kill -9 $0";
 
-/// A running server; dropping it kills it and waits for its end. If this program is killed first,
-/// the watchdog does that.
+/// A running server. Dropping it kills the process and waits for its end. If this program is killed
+/// first, the watchdog kills the server.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
@@ -24,7 +24,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `program` with `args`; what it prints is appended to `log`.
+    /// Starts `program` with `args`, and appends its output to `log`.
     pub(crate) fn start(program: &Path, args: &[String], log: &Path) -> Result<Self> {
         let log = File::options().create(true).append(true).open(log)?;
         let child = Command::new(program)
@@ -44,7 +44,7 @@ impl Server {
         Ok(Self { child, watchdog })
     }
 
-    /// Ends it at once, as a power failure of its host would end the process.
+    /// Kills the process at once with SIGKILL, as a power failure would.
     pub(super) fn kill(&mut self) -> Result<()> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("a pid")?;
         kill_process(pid, Signal::KILL)?;
@@ -53,7 +53,7 @@ impl Server {
         Ok(())
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status, if the process has exited.
     pub(crate) fn ended(&mut self) -> Result<Option<std::process::ExitStatus>> {
         let ended = self.child.try_wait()?;
         if ended.is_some() {
@@ -62,25 +62,25 @@ impl Server {
         Ok(ended)
     }
 
-    /// Ends the watchdog: once the server is waited for, its id may be another's.
+    /// Ends the watchdog, because after the wait for the server its process id may be reused.
     fn dismiss(&mut self) {
         let _ = self.watchdog.kill();
         let _ = self.watchdog.wait();
     }
 
-    /// User and system time that it has used so far.
+    /// Returns user and system time that the process has used.
     pub(super) fn cpu(&self) -> Result<Duration> {
         let stat = fs_err::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         cpu_of(&stat).context("the kernel's /proc/PID/stat")
     }
 
-    /// Resident memory, in bytes.
+    /// Returns the current resident memory in bytes.
     pub(super) fn resident_bytes(&self) -> Result<u64> {
         let status = fs_err::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         bytes_of(&status, "VmRSS:").context("the kernel's /proc/PID/status")
     }
 
-    /// The most resident memory that it has ever had, in bytes.
+    /// Returns the peak resident memory in bytes.
     pub(super) fn peak_bytes(&self) -> Result<u64> {
         let status = fs_err::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         bytes_of(&status, "VmHWM:").context("the kernel's /proc/PID/status")
@@ -96,7 +96,7 @@ impl Drop for Server {
 }
 
 fn cpu_of(stat: &str) -> Option<Duration> {
-    // The program's name stands in brackets and may hold anything.
+    // The program's name is in brackets, and may itself contain brackets and spaces.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |n: usize| fields.get(n)?.parse::<f64>().ok();
     Some(Duration::from_secs_f64((ticks(11)? + ticks(12)?) / TICKS_PER_SECOND))

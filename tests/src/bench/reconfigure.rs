@@ -1,9 +1,9 @@
-//! What changes of members cost those who write meanwhile.
+//! Measures how membership changes affect writes.
 //!
-//! Plain HTTP. Writers write at followers that stay, so that what they see is the cluster's doing and
-//! not the end of their own connection. Changes are made one right after the other: both programs are
-//! told not to insist on five healthy seconds before each (`--strict-reconfig-check=false`). A dead
-//! member is replaced with their own defaults.
+//! The clusters use plain HTTP. Writers use followers that stay, so that they measure the cluster
+//! and not the loss of their connection. Changes follow each other at once: both programs run with
+//! `--strict-reconfig-check=false`, so that they don't require five healthy seconds before each.
+//! The replacement of a dead member uses the programs' defaults.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -21,23 +21,23 @@ use super::writer::{MARGIN, PUT_TIME, Writer, Writes};
 use crate::client::Client;
 
 const NOT_STRICT: &str = "--strict-reconfig-check=false";
-/// No change may take this long.
+/// Time limit of each change.
 pub(super) const LIMIT: Duration = Duration::from_secs(300);
-/// How often a change that is not possible yet is tried again.
+/// Interval between two attempts of a change that is not possible yet.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
-/// Clients that write while the cluster grows and shrinks.
+/// Number of clients that write while the cluster grows and shrinks.
 const CLIENTS: usize = 64;
-/// A write that takes longer is a slow one.
+/// Latency above which a write counts as slow.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// What to measure.
+/// Parameters of the measurement of membership changes.
 #[derive(Clone, Debug)]
 pub struct Reconfigure {
-    /// How often each change is made.
+    /// Number of times that each kind of change is made.
     pub changes: usize,
-    /// How much data there is when a dead member is replaced; 0: none is.
+    /// Amount of data in MiB when a dead member is replaced; 0 skips the replacement.
     pub data_mib: u64,
-    /// The `muster-agent` that replaces it.
+    /// Path of the `muster-agent` that replaces the member.
     pub agent: PathBuf,
 }
 
@@ -54,8 +54,9 @@ pub(super) async fn run(
         say(&format!("changing the members of {name} {} times", wanted.changes));
         let mut seen = Seen::default();
         for _ in 0..wanted.changes {
-            // Another cluster each time: a newcomer of etcd 3.7.3 that is sent more than 5,000 entries
-            // tells itself "too many requests" for ever (its server.go, `publishV3`).
+            // A new cluster each time. A new member of etcd 3.7.3 that receives more than 5,000
+            // entries fails its own publish request with "too many requests" for ever (`publishV3`
+            // in its server.go).
             let mut cluster = Cluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT]).await?;
             seen.round(&mut cluster).await?;
             drop(cluster);
@@ -84,7 +85,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// What was seen of each kind of change, each time.
+/// Measured writes of each kind of change, one element per round.
 #[derive(Default)]
 struct Seen {
     adding: Vec<Writes>,
@@ -94,7 +95,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Each kind of change once.
+    /// Makes each kind of change once.
     async fn round(&mut self, cluster: &mut Cluster) -> Result<()> {
         let leader = cluster.settled().await?;
         let stay: Vec<usize> = (0..cluster.len()).filter(|n| *n != leader).collect();
@@ -106,7 +107,7 @@ impl Seen {
         promote(cluster, leader, id).await?;
         self.promoting.push(writer.ended().await?);
         self.followers.push(remove_one(cluster, false).await?);
-        // The same again, to have one that can go; that was watched already.
+        // Add another member to be removed; adding one was measured above.
         let leader = cluster.settled().await?;
         let id = cluster.join(leader).await?;
         caught_up(cluster, leader).await?;
@@ -116,7 +117,7 @@ impl Seen {
     }
 }
 
-/// Removes one of four: the leader, or one that follows it.
+/// Removes the leader or a follower from a cluster of four, and returns the writes meanwhile.
 async fn remove_one(cluster: &mut Cluster, is_leader: bool) -> Result<Writes> {
     let leader = cluster.settled().await?;
     let goes = if is_leader { leader } else { (leader + 1) % cluster.len() };
@@ -129,7 +130,7 @@ async fn remove_one(cluster: &mut Cluster, is_leader: bool) -> Result<Writes> {
     Ok(seen)
 }
 
-/// Waits until the newest member has what the leader has.
+/// Waits until the newest member has reached the leader's current revision.
 pub(super) async fn caught_up(cluster: &mut Cluster, leader: usize) -> Result<()> {
     let start = Instant::now();
     let wanted = revision(cluster, leader).await?;
@@ -159,7 +160,8 @@ async fn promote(cluster: &Cluster, asked: usize, id: u64) -> Result<()> {
     Ok(())
 }
 
-/// Who is asked to remove the leader may lose the answer with it: it is asked again then.
+/// Removes a member. The leader's answer may be lost with its own removal, so the request is
+/// repeated until the answer is "not found".
 async fn remove(cluster: &Cluster, asked: usize, id: u64) -> Result<()> {
     let start = Instant::now();
     let mut lost = false;
@@ -174,7 +176,8 @@ async fn remove(cluster: &Cluster, asked: usize, id: u64) -> Result<()> {
     Ok(())
 }
 
-/// Two come, then the newest and the leader go, while clients write at two that stay.
+/// Adds two members, then removes the newest and the leader. Clients write to two members that
+/// stay.
 async fn resize(cluster: &mut Cluster) -> Result<Resize> {
     let leader = cluster.settled().await?;
     let stay: Vec<usize> = (0..cluster.len()).filter(|n| *n != leader).collect();

@@ -1,4 +1,4 @@
-//! A dead member's place is taken by a new one, with a cluster's data to catch up with.
+//! Measures the replacement of a dead member by a new one, which has to receive the cluster's data.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -13,15 +13,15 @@ use super::reconfigure::{LIMIT, caught_up};
 use super::report::Replacement;
 
 const MIB: u64 = 1 << 20;
-/// Puts in flight while a cluster is filled, and how much each writes: so many that the log does not
-/// keep them all, and a newcomer is sent the state.
+/// Number of concurrent puts that fill the cluster, of `FILL_BYTES` each. They are so many that the
+/// log drops old entries, and a new member has to get a snapshot.
 const FILLERS: u64 = 16;
 const FILL_BYTES: u64 = 64 << 10;
-/// How often the list is looked at for the new member, which is started as soon as it is there.
+/// Interval between looks at the member list. The new member is started as soon as it is listed.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Fills the cluster, kills a follower whose disk is lost, and replaces it by one command:
-/// `muster-agent member replace`, which speaks the Cluster API that both programs have.
+/// Fills the cluster, kills a follower, deletes its data, and replaces it with `muster-agent member
+/// replace`. That command uses the Cluster API, which both programs have.
 pub(super) async fn run(mut cluster: Cluster, agent: &Path, data_mib: u64) -> Result<Replacement> {
     let leader = cluster.settled().await?;
     fill(&cluster, leader, data_mib).await?;

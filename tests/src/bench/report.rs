@@ -1,4 +1,4 @@
-//! The figures, as a table and as JSON.
+//! Results of a run, as a table and as JSON.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,43 +7,43 @@ use serde::Serialize;
 
 use super::{Mode, cluster::Program, load::Round, services::Service, writer::Writes};
 
-/// Everything that one run found.
+/// Results of one run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// What was compared.
+    /// Programs that were measured.
     pub programs: Vec<Program>,
-    /// One line per program, mode and number of clients.
+    /// Loads: one entry for each program, mode and number of clients.
     pub figures: Vec<Figures>,
-    /// One line per program.
+    /// Outages after the leader's death, one entry for each program.
     pub outages: Vec<Outages>,
-    /// One line per program and kind of change.
+    /// Membership changes: one entry for each program and kind of change.
     pub changes: Vec<Changes>,
-    /// One line per program.
+    /// Resizes of a cluster under load, one entry for each program.
     pub resizes: Vec<Resize>,
-    /// One line per program.
+    /// Replacements of a dead member, one entry for each program.
     pub replacements: Vec<Replacement>,
-    /// One line per program and figure.
+    /// Costs of watches, leases, keys and users, one entry for each program and figure.
     pub services: Vec<Service>,
 }
 
 /// Medians over the rounds of one load.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figures {
-    /// The program.
+    /// Name of the program.
     pub program: String,
-    /// `plain` or `mTLS`.
+    /// Transport mode: `plain` or `mTLS`.
     pub mode: &'static str,
-    /// Clients, each with one put in flight.
+    /// Number of clients, each with one put in flight.
     pub clients: usize,
-    /// Acknowledged puts per second.
+    /// Number of acknowledged puts per second.
     pub puts_per_second: f64,
-    /// Median latency.
+    /// Median latency in milliseconds.
     pub p50_ms: f64,
-    /// 99th percentile of the latency.
+    /// 99th percentile of the latency in milliseconds.
     pub p99_ms: f64,
-    /// CPU time of the three servers together, for 100,000 puts.
+    /// CPU time of the three servers together for 100,000 puts, in seconds.
     pub cpu_seconds_per_100k: f64,
-    /// Resident memory of the largest and the smallest of the three afterwards.
+    /// Resident memory after the load, of the largest and the smallest of the three servers.
     pub resident_mib: (f64, f64),
 }
 
@@ -70,16 +70,16 @@ impl Figures {
     }
 }
 
-/// Time without writes after `kill -9` of the leader.
+/// Times without writes after `kill -9` of the leader.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outages {
-    /// The program.
+    /// Name of the program.
     pub program: String,
-    /// How often it was tried.
+    /// Number of times that the leader was killed.
     pub runs: usize,
-    /// Median.
+    /// Median time without writes.
     pub median_ms: f64,
-    /// The longest.
+    /// Longest time without writes.
     pub max_ms: f64,
 }
 
@@ -95,24 +95,24 @@ impl Outages {
     }
 }
 
-/// Writing while one kind of change of members is made.
+/// Writes during one kind of membership change.
 #[derive(Clone, Debug, Serialize)]
 pub struct Changes {
-    /// The program.
+    /// Name of the program.
     pub program: String,
-    /// What was changed.
+    /// Kind of change, in words for the table.
     pub change: &'static str,
-    /// How often.
+    /// Number of times that the change was made.
     pub runs: usize,
-    /// The longest time without an acknowledged write: median over the runs.
+    /// Longest time without an acknowledged write in a run: median over the runs.
     pub gap_median_ms: f64,
-    /// And the longest of all.
+    /// Longest time without an acknowledged write over all runs.
     pub gap_max_ms: f64,
-    /// The longest that one write waited for its answer, whatever that was: median over the runs.
+    /// Longest latency of one write in a run, whatever its result: median over the runs.
     pub wait_median_ms: f64,
-    /// And the longest of all.
+    /// Longest latency of one write over all runs.
     pub wait_max_ms: f64,
-    /// Writes that were refused or not answered within 5 s.
+    /// Number of writes that failed or got no answer within 5 s.
     pub failed: usize,
 }
 
@@ -135,37 +135,37 @@ impl Changes {
     }
 }
 
-/// From three members to five and back, under load.
+/// Growth from three members to five and back to three, under load.
 #[derive(Clone, Debug, Serialize)]
 pub struct Resize {
-    /// The program.
+    /// Name of the program.
     pub program: String,
-    /// Clients, each with one put in flight.
+    /// Number of clients, each with one put in flight.
     pub clients: usize,
-    /// How long it took.
+    /// Duration of the whole resize in seconds.
     pub seconds: f64,
-    /// Acknowledged writes.
+    /// Number of acknowledged writes.
     pub writes: usize,
-    /// Writes that were refused or not answered in time.
+    /// Number of writes that failed or got no answer in time.
     pub failed: usize,
-    /// Acknowledged writes that took more than a second.
+    /// Number of acknowledged writes that took more than a second.
     pub slow: usize,
-    /// The longest that one write waited, whatever came of it.
+    /// Longest latency of one write, whatever its result.
     pub longest_ms: f64,
 }
 
-/// A dead member's place is taken by a new one.
+/// Replacement of a dead member by a new one.
 #[derive(Clone, Debug, Serialize)]
 pub struct Replacement {
-    /// The program.
+    /// Name of the program.
     pub program: String,
-    /// How much data there was.
+    /// Amount of data in the cluster in MiB.
     pub data_mib: u64,
-    /// From the start of `member replace` until the new one votes and has everything.
+    /// Seconds from the start of `member replace` until the new member is a voter and has all data.
     pub seconds: f64,
-    /// The most memory that the leader had before, and had at the end.
+    /// Peak memory of the leader before and after the replacement.
     pub leader_peak_mib: (u64, u64),
-    /// The most memory that the new one had.
+    /// Peak memory of the new member.
     pub joiner_peak_mib: u64,
 }
 
@@ -179,7 +179,7 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
 }
 
 impl Report {
-    /// For people.
+    /// Returns the report as a table.
     #[must_use]
     pub fn table(&self) -> String {
         let mut out = String::new();

@@ -1,8 +1,8 @@
-//! A steady writer, and what it saw.
+//! A steady writer, which measures outages during membership changes.
 //!
-//! It begins a new put every few milliseconds, whether or not the earlier ones have been answered: the
-//! longest time between two acknowledgements is how long nobody could write, the longest that one put
-//! took is what a client noticed.
+//! It begins a new put every few milliseconds, whether or not earlier ones have been answered. The
+//! longest time between two acknowledgements is how long no client could write. The longest latency
+//! of one put is what a client noticed.
 
 use std::time::{Duration, Instant};
 
@@ -14,25 +14,24 @@ use super::cluster::Cluster;
 use super::reconfigure::LIMIT;
 use crate::client::Client;
 
-/// A put begins this often: the resolution of the measurement.
+/// Interval between two puts, and so the resolution of the measurement.
 const WRITE_EVERY: Duration = Duration::from_millis(5);
-/// A put that takes longer has failed.
+/// Time limit of a put; a slower one counts as failed.
 pub(super) const PUT_TIME: Duration = Duration::from_secs(5);
-/// What is watched before and after each change.
+/// Time of measurement before and after each change.
 pub(super) const MARGIN: Duration = Duration::from_millis(500);
 
-/// What was seen during one change.
+/// Measurement of the writes during one change.
 #[derive(Clone, Debug)]
 pub(super) struct Writes {
-    /// The longest time without an acknowledged write.
+    /// Longest time without an acknowledged write.
     pub gap: Duration,
-    /// The longest that one write waited for its answer, whatever that was.
+    /// Longest latency of one write, whatever its result.
     pub wait: Duration,
-    /// Writes that were refused or not answered in time.
+    /// Number of writes that failed or got no answer in time.
     pub failed: usize,
 }
 
-/// One put.
 #[derive(Clone, Copy, Debug)]
 struct Put {
     begun: Instant,
@@ -40,21 +39,21 @@ struct Put {
     is_acknowledged: bool,
 }
 
-/// The steady writer.
+/// A task that writes steadily until it is stopped.
 pub(super) struct Writer {
     stop: oneshot::Sender<()>,
-    /// When the latest put that was acknowledged had begun.
+    /// Start of the latest put that was acknowledged.
     acknowledged: watch::Receiver<Instant>,
     task: JoinHandle<Vec<Put>>,
 }
 
 impl Writer {
-    /// Begins to write, at these members in turn, and waits until that has been watched for a while.
+    /// Begins to write at `members` in turn, and returns after `MARGIN` of measurement.
     pub(super) async fn start(cluster: &Cluster, members: &[usize]) -> Result<Self> {
         let mut clients = Vec::new();
         for n in members {
             let mut client = cluster.client(*n)?;
-            // The connection is not what is measured.
+            // Connect first, since the connection is not part of the measurement.
             client.status(PUT_TIME).await?;
             clients.push(client);
         }
@@ -65,8 +64,8 @@ impl Writer {
         Ok(Self { stop, acknowledged, task })
     }
 
-    /// Watches a while longer, at least until a write that began after that is acknowledged, and
-    /// ends: a gap is not cut short because its change is done.
+    /// Continues until a write that began at least `MARGIN` later is acknowledged, then stops. This
+    /// way a gap that outlasts the change is measured completely.
     pub(super) async fn ended(mut self) -> Result<Writes> {
         tokio::time::sleep(MARGIN).await;
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! `make bench`: muster-node beside stock etcd.
+//! `make bench`: compares `muster-node` with stock etcd.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use muster_tests::bench::{Mode, Plan, Reconfigure, Services, run};
 
-/// What `--mode services` measures.
+/// Parts of `--mode services`.
 const ABOUT: [&str; 5] = ["users", "watchers", "watches", "leases", "keys"];
 
 /// Three muster-node members beside three stock etcd members: same client, same load, in turns.

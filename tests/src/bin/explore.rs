@@ -1,4 +1,4 @@
-//! `make explore`: the bootstrap protocol, every interleaving within bounds.
+//! `make explore`: explores the interleavings of the bootstrap protocol within bounds.
 
 #![allow(
     clippy::print_stdout,
@@ -17,9 +17,9 @@ use muster_tests::explore::{
 };
 use serde_json::{Value, json};
 
-/// Of the time, one part in this many is for random walks if the bounds were not exhausted.
+/// Fraction of the time (one part in this many) for random walks, if the bounds were not exhausted.
 const WALKS_ONE_IN: u32 = 12;
-/// Of the time, one part in this many is for the ladder at most.
+/// Maximum fraction of the time (one part in this many) for the ladder.
 const LADDER_ONE_IN: u32 = 2;
 
 /// Explores the production code of both state machines.
@@ -125,7 +125,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// What is explored, one after the other.
+    /// Returns the configurations to explore, in order.
     fn configs(&self) -> Vec<Config> {
         let rungs = if self.full || self.ladder { ladder() } else { vec![self.config()] };
         let full = self.full.then(|| Config { together: self.together, ..Config::full() });
@@ -177,7 +177,7 @@ fn rule(name: &str) -> Result<Rule, String> {
     named.ok_or_else(|| format!("there is no such rule; there are {}", known()))
 }
 
-/// One configuration and what came of it.
+/// A configuration, and the result of its exploration.
 struct Explored {
     config: Config,
     report: Report,
@@ -241,7 +241,7 @@ fn show_progress(progress: Progress) {
     );
 }
 
-/// Bounds and faults in words.
+/// Describes the bounds and faults of a configuration for the report.
 fn described(config: &Config) -> String {
     let faults = &config.faults;
     let kinds = [

@@ -1,4 +1,5 @@
-//! `make fuzz-etcd`: the same random requests to stock etcd and to muster-node.
+//! `make fuzz-etcd`: sends the same random requests to stock etcd and to `muster-node`, and
+//! compares answers.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -10,9 +11,9 @@ use clap::Parser;
 use muster_tests::fuzz_etcd::{self, Subject};
 use muster_tests::stock;
 
-/// Requests before both begin again from nothing.
+/// Requests of one run, after which both servers start again with empty data.
 const PER_RUN: u64 = 5_000;
-/// Of members there are soon as many as there may be.
+/// Requests of one run that changes members, where the maximum number of members is reached soon.
 const CHANGES_PER_RUN: u64 = 100;
 
 /// The same random requests to stock etcd and to muster-node; the first difference ends it.

@@ -1,4 +1,4 @@
-//! `make mutants`: which small bugs do the tests find?
+//! `make mutants`: reports which small bugs no test finds.
 
 #![allow(
     clippy::print_stdout,
@@ -62,7 +62,7 @@ fn main() -> Result<ExitCode> {
     let scratch = std::path::absolute(&arguments.scratch)?;
     let tree = scratch.join("tree");
     fs_err::create_dir_all(&tree)?;
-    // All of them are in the build, so that choosing others builds nothing anew.
+    // The build contains all mutants, so that choosing others needs no rebuild.
     copy(&root, &tree, &all)?;
     let mut programs = BTreeSet::new();
     for mutant in &chosen {
@@ -79,20 +79,22 @@ fn main() -> Result<ExitCode> {
     Ok(report(&chosen, &results))
 }
 
-/// A finder, and the crate whose tests it runs.
+/// A finder, and the folder of the crate whose tests it runs.
 type Tests<'a> = (PathBuf, &'a Finder);
 
 fn tests_of<'a>(bench: &Bench<'_>, mutant: &Mutant, finder: &'a Finder) -> Result<Tests<'a>> {
     Ok((crate_of(Path::new(bench.scratch), &mutant.file)?, finder))
 }
 
-/// Finders that do not pass as long as no mutant is switched on: they would find anything.
+/// Returns the finders that fail without any mutant: they are useless, since they would find every
+/// mutant.
 fn without<'a>(bench: &Bench<'_>, chosen: &'a [Mutant]) -> Result<BTreeMap<Tests<'a>, String>> {
     let (mut seen, mut useless) = (BTreeSet::new(), BTreeMap::new());
     for mutant in chosen {
         for finder in &mutant.finders {
             let tests = tests_of(bench, mutant, finder)?;
-            // That the simulation finds nothing is a test of its own, and a long one.
+            // The simulation is not run here: it takes long, and another test checks that it finds
+            // nothing.
             let is_sim = matches!(finder, Finder::Sim { .. });
             if is_sim || !seen.insert(tests.clone()) {
                 continue;
@@ -107,14 +109,14 @@ fn without<'a>(bench: &Bench<'_>, chosen: &'a [Mutant]) -> Result<BTreeMap<Tests
     Ok(useless)
 }
 
-/// What came of a mutant.
+/// Result of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Verdict {
     Killed(String),
     Survived,
-    /// A finder could not say.
+    /// A finder failed for an unrelated reason, or timed out.
     Open(String),
-    /// No test can find it: not tried.
+    /// No test can find it, so none was run.
     Equivalent(String),
 }
 
@@ -178,7 +180,7 @@ fn try_all(
     Ok(results.into_inner().expect("nobody panics with it"))
 }
 
-/// One line for each list, and again what was not found.
+/// Prints the counts of each list, and then every mutant that was not found.
 fn report(chosen: &[Mutant], results: &Results) -> ExitCode {
     let mut lists: BTreeMap<&str, [usize; 4]> = BTreeMap::new();
     for mutant in chosen {

@@ -1,4 +1,4 @@
-//! `make sim`: seeded histories of the node's production code.
+//! `make sim`: simulates seeded histories of the node's production code.
 
 #![allow(
     clippy::print_stdout,

@@ -1,4 +1,4 @@
-//! The chapters in which the cluster's members change.
+//! The chapters of the demo in which the cluster's members change.
 
 use std::path::Path;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::harness::programs::program;
 use crate::harness::world::path_text;
 use crate::harness::{Agent, Etcdctl, Host, World, until, until_told};
 
-/// A host comes in the place of one whose machine is gone, disk and all.
+/// Replaces a host that was lost with its disk by another host.
 pub(super) fn replace_one(story: &mut Story, world: &World, agents: &mut Vec<Agent>) -> Result<()> {
     story.chapter("A lost machine is replaced");
     let count = agents.len();
@@ -21,7 +21,7 @@ pub(super) fn replace_one(story: &mut Story, world: &World, agents: &mut Vec<Age
     let name = name_of(&etcdctl, &lost.host)?;
     let pids = (lost.process_id().context("its agent runs")?, lost.node_pid().context("its node")?);
     let (gone, data_dir) = (lost.host.clone(), lost.data_dir.clone());
-    // Ends both with SIGKILL.
+    // Dropping an agent kills it and its node with SIGKILL.
     drop(lost);
     fs_err::remove_dir_all(data_dir)?;
     story.command(&format!(
@@ -45,7 +45,7 @@ pub(super) fn replace_one(story: &mut Story, world: &World, agents: &mut Vec<Age
     Ok(())
 }
 
-/// A host that knows nothing but its ticket becomes a member.
+/// Adds a host that has nothing but a join ticket.
 pub(super) fn join_one(story: &mut Story, world: &World, agents: &mut Vec<Agent>) -> Result<()> {
     story.chapter("A fourth member joins by a ticket");
     let etcdctl = client(world, agents)?;
@@ -64,7 +64,7 @@ pub(super) fn join_one(story: &mut Story, world: &World, agents: &mut Vec<Agent>
     Ok(())
 }
 
-/// A member goes for good, with nobody's help but the cluster's own.
+/// Removes a member for good through the cluster itself, without discovery.
 pub(super) fn remove_one(story: &mut Story, world: &World, agents: &mut Vec<Agent>) -> Result<()> {
     story.chapter("One member is removed for good, without discovery");
     let mut removed = agents.remove(0);
@@ -76,7 +76,7 @@ pub(super) fn remove_one(story: &mut Story, world: &World, agents: &mut Vec<Agen
         others[0].name
     ));
     let data_dir = path_text(&agents[0].data_dir)?;
-    // Until all have been connected for some seconds, it is refused, as etcd does.
+    // As in etcd, a removal is refused until all members have been connected for some seconds.
     until("the cluster to remove a member", LIMIT, || {
         let mut command = others[0].command(program("muster-agent").ok()?);
         command
@@ -107,8 +107,8 @@ pub(super) fn remove_one(story: &mut Story, world: &World, agents: &mut Vec<Agen
     Ok(())
 }
 
-/// Makes a ticket, starts an agent with it on host `index`, and waits until it `is_in`; that agent,
-/// and the milliseconds that it took.
+/// Creates a ticket, starts an agent with it on host `index`, and waits until `is_in` accepts the
+/// host. Returns the agent, and how many milliseconds the join took.
 fn start_newcomer(
     story: &mut Story,
     world: &World,
@@ -122,7 +122,8 @@ fn start_newcomer(
     let make = [&["token", "create", "--cluster", "demo", "--kind", "join"], more].concat();
     story.command(&format!("muster-discovery {} --out {file}", make.join(" ")));
     let make = [&make[..], &["--out", path_text(&ticket)?]].concat();
-    // Discovery hears who the members are from the members, so it may not know this one yet.
+    // Discovery learns the members from their agents' reports, so it may not know a member's name
+    // yet.
     until_told("discovery to sign for the ticket", LIMIT, || {
         world.admin_output(&make).ok().filter(succeeded)
     })?;
@@ -160,22 +161,22 @@ fn name_of(etcdctl: &Etcdctl, host: &Host) -> Result<String> {
     name.map(str::to_owned).with_context(|| format!("{} is no member: {members:?}", host.name))
 }
 
-/// Whether the cluster has `count` members, all of them voters, with `host` among them.
+/// Whether the cluster has `count` members, all of them voters, and `host` is one of them.
 fn votes(etcdctl: &Etcdctl, host: &Host, count: usize) -> bool {
     let members = members(etcdctl).unwrap_or_default();
     let learner = |member: &Value| member["isLearner"].as_bool().unwrap_or(false);
     members.len() == count && find(&members, host).is_some() && !members.iter().any(learner)
 }
 
-/// What was written before it came is read from this host alone.
+/// Checks that `host` alone returns the value that was written before it joined.
 fn reads(etcdctl: &Etcdctl, host: &Host) -> Result<()> {
     let got = etcdctl.only(host).run(&["get", "greeting", "--print-value-only"])?;
     ensure!(got.trim() == "hello", "read {got:?} from {}", host.name);
     Ok(())
 }
 
-/// Discovery hears from the cluster that the one intent with this verb was carried out; the host
-/// whose agent promoted the newcomer, which only a learner can be.
+/// Waits until discovery reports the intent with this verb as done. Returns the name of the host
+/// whose agent promoted the newcomer from learner to voter.
 fn carried_out<'a>(world: &World, verb: &str, agents: &'a [Agent]) -> Result<&'a str> {
     let operation = until_told(&format!("the {verb} to be reported"), LIMIT, || {
         let list = world.admin_json(&["intent", "list", "demo", "--all"]).ok()?;

@@ -1,5 +1,5 @@
-//! The story of the main job, told by running it. Each claim that it prints was checked just
-//! before; the first that does not hold ends the demo with an error.
+//! The demo: it runs the main use case and prints what happens. Each printed claim was checked
+//! before; the first one that doesn't hold ends the demo with an error.
 
 mod members;
 pub mod story;
@@ -15,15 +15,15 @@ use crate::harness::world::WorldOptions;
 use crate::harness::{Agent, Etcdctl, Host, Network, World, until};
 use story::Story;
 
-/// How many hosts form the cluster.
+/// Number of hosts that form the cluster.
 const FOUNDERS: usize = 3;
-/// The host that comes in a lost one's place.
+/// Index of the host that replaces a lost one.
 const SUBSTITUTE: usize = FOUNDERS;
-/// The host that joins later.
+/// Index of the host that joins later.
 const JOINER: usize = SUBSTITUTE + 1;
-/// How many hosts the demo has.
+/// Number of hosts in the demo.
 const HOSTS: u8 = 5;
-/// The longest that any one step may take.
+/// Time limit of each step.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Command line of the demo.
@@ -40,18 +40,18 @@ pub struct Options {
     pub loopback: bool,
 }
 
-/// An etcdctl that finds nobody at first waits a whole second before it looks again: one that gives
-/// up soon and is started anew tells the time better.
+/// Flags for short retries. An etcdctl without a reachable endpoint waits a second before its next
+/// attempt; restarting one that gives up early measures the time better.
 const IMPATIENT: [&str; 2] = ["--command-timeout=400ms", "--dial-timeout=300ms"];
 
 fn succeeded(output: &std::process::Output) -> bool {
     output.status.success()
 }
 
-/// Tells the whole story.
+/// Runs the whole demo.
 ///
 /// # Errors
-/// The first thing that did not work or was not true.
+/// The first step that failed, or claim that didn't hold.
 pub fn run(options: &Options) -> Result<()> {
     let mut story = Story::default();
     let mut world = discovery(&mut story, options)?;
@@ -76,7 +76,7 @@ fn hosts_of(agents: &[Agent]) -> Vec<&Host> {
     agents.iter().map(|agent| &agent.host).collect()
 }
 
-/// Stock etcdctl, for the hosts of these agents.
+/// Returns stock etcdctl with the hosts of these agents as endpoints.
 fn client(world: &World, agents: &[Agent]) -> Result<Etcdctl> {
     world.etcdctl("demo", &hosts_of(agents))
 }
@@ -93,7 +93,7 @@ fn discovery(story: &mut Story, options: &Options) -> Result<World> {
     Ok(world)
 }
 
-/// Namespaces where they can be made and used, else loopback.
+/// Returns network namespaces if they can be created and used here, otherwise loopback addresses.
 fn network(story: &Story, options: &Options) -> Network {
     let why = match options.loopback {
         true => "as asked".to_owned(),
@@ -153,7 +153,7 @@ fn form(story: &mut Story, world: &World, bundle: &std::path::Path) -> Result<Ve
     story.checked(&format!("first write {took} ms after the third agent was started"));
     for phase in shown["timeline"].as_array().into_iter().flatten() {
         let event = phase["event"].as_str().unwrap_or_default();
-        // What came before the list was full has no time since.
+        // Events before the list was full have no such time.
         if let Some(since) = phase["since_full_ms"].as_i64() {
             story.say(&format!("{since:>8} ms  {event}"));
         }

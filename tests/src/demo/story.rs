@@ -1,9 +1,9 @@
-//! What the demo prints: numbered chapters, and under each what was done and what was checked.
+//! Output of the demo: numbered chapters, and in each what was done and checked.
 
 use std::io::Write;
 use std::time::Instant;
 
-/// The teller. Everything goes to stdout, flushed line by line.
+/// Prints the demo's output to stdout, flushed line by line.
 #[derive(Debug)]
 pub struct Story {
     started: Instant,
@@ -17,43 +17,43 @@ impl Default for Story {
 }
 
 impl Story {
-    /// A new chapter.
+    /// Begins a new chapter.
     pub fn chapter(&mut self, title: &str) {
         self.chapter += 1;
         line(&format!("\n{}. {title}", self.chapter));
     }
 
-    /// Something that was done.
+    /// Prints something that was done.
     pub fn say(&self, text: &str) {
         for part in text.lines() {
             line(&format!("   {part}"));
         }
     }
 
-    /// A command as the reader could type it.
+    /// Prints a command as the reader could type it.
     pub fn command(&self, text: &str) {
         line(&format!("   $ {text}"));
     }
 
-    /// Something that was checked and holds.
+    /// Prints a claim that was checked and holds.
     pub fn checked(&self, text: &str) {
         line(&format!("   [ok] {text}"));
     }
 
-    /// The last line.
+    /// Prints the last line, with the total time.
     pub fn end(&self, text: &str) {
         line(&format!("\n{text} ({:.1} s)", self.started.elapsed().as_secs_f64()));
     }
 
-    /// To stderr, for what went wrong.
+    /// Prints an error to stderr.
     pub fn complain(text: &str) {
-        // Nobody is left to tell when stderr is closed.
+        // If stderr is closed there is no place left to report the error.
         let _ = writeln!(std::io::stderr(), "{text}");
     }
 }
 
 fn line(text: &str) {
     let mut out = std::io::stdout().lock();
-    // A reader who closed the pipe has seen enough.
+    // If stdout is closed the demo goes on without output.
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }

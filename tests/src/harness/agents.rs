@@ -1,4 +1,4 @@
-//! An agent on a host, and the node that it runs.
+//! An agent process on a host, and the node that it supervises.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,28 +13,29 @@ use super::wait::until;
 use super::world::path_text;
 use rustix::process::Signal;
 
-/// How long a launcher may take from the marker to its process id.
+/// Maximum time between the launcher's incarnation marker and its process id file.
 const LAUNCH_LIMIT: Duration = Duration::from_millis(500);
 
-/// How an agent is started beyond the defaults.
+/// Options of an agent's start, beyond the defaults.
 #[derive(Clone, Debug, Default)]
 pub struct AgentOptions {
     /// Extra arguments of `muster-agent run`.
     pub args: Vec<String>,
-    /// Extra environment.
+    /// Extra environment variables of the agent.
     pub env: Vec<(String, String)>,
-    /// What runs the agent, with its arguments; nothing for the agent itself.
+    /// Program and arguments that wrap the agent, such as `setpriv`; empty to run the agent
+    /// directly.
     pub through: Vec<String>,
 }
 
-/// One agent. Dropping it kills the agent and its node.
+/// An agent on a host. Dropping it kills the agent and its node.
 #[derive(Debug)]
 pub struct Agent {
-    /// Where it runs.
+    /// Host that the agent runs on.
     pub host: Host,
-    /// Its data directory.
+    /// Data directory of the agent.
     pub data_dir: PathBuf,
-    /// Its options; may be changed between two starts.
+    /// Options of the next start; a test may change them between two starts.
     pub options: AgentOptions,
     bundle: PathBuf,
     log: PathBuf,
@@ -43,7 +44,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// An agent that is not yet started.
+    /// Returns an agent that is not started yet.
     pub fn new(
         host: Host,
         data_dir: PathBuf,
@@ -54,14 +55,15 @@ impl Agent {
         Self { host, data_dir, options, bundle, log, process: None, kept: false }
     }
 
-    /// Starts (or starts again) the agent; its node, if one runs, is left alone.
+    /// Starts or restarts the agent; a running node is left alone.
     pub fn start(&mut self) -> Result<()> {
-        // All loopback hosts route to discovery from 127.0.0.1.
+        // On loopback the agent can't find its own address, since it reaches discovery from
+        // 127.0.0.1.
         let address = self.host.is_loopback().then(|| self.host.address.to_string());
         self.start_at(address)
     }
 
-    /// The same, and it isn't told where it is.
+    /// Starts the agent as `start` does, but without `--advertise-address`.
     pub fn start_untold(&mut self) -> Result<()> {
         self.start_at(None)
     }
@@ -83,35 +85,36 @@ impl Agent {
         if let Some(address) = address {
             command.args(["--advertise-address", &address]);
         }
-        // Last: what comes after `--` is the node's.
+        // These come last, because arguments after `--` are passed to the node.
         command.args(&self.options.args).envs(self.options.env.iter().cloned());
         self.process = Some(Process::spawn(&self.host.name, command, &self.log)?);
         Ok(())
     }
 
-    /// `kill -9` of the agent alone.
+    /// Kills the agent alone with SIGKILL.
     pub fn kill(&mut self) {
         self.process = None;
     }
 
-    /// SIGTERM to the agent, which ends its node and then itself.
+    /// Sends SIGTERM to the agent, which ends its node and then itself. Returns the exit code, or
+    /// -1 after a signal.
     pub fn terminate(&mut self, limit: Duration) -> Result<i32> {
         let process = self.process.as_mut().context("the agent is not running")?;
         let status = process.terminate(limit)?;
         Ok(status.code().unwrap_or(-1))
     }
 
-    /// Waits until the agent ends by itself; its exit code.
+    /// Waits until the agent ends by itself, and returns its exit code.
     pub fn exit_code(&mut self, limit: Duration) -> Result<i32> {
         self.process.as_mut().context("the agent is not running")?.exit_code(limit)
     }
 
-    /// The agent's own process id.
+    /// Returns the agent's own process id.
     pub fn process_id(&self) -> Option<u32> {
         self.process.as_ref().map(Process::id)
     }
 
-    /// Whether the agent's process is there.
+    /// Whether the agent's process runs.
     pub fn is_running(&mut self) -> bool {
         self.process.as_mut().is_some_and(Process::is_running)
     }
@@ -121,14 +124,14 @@ impl Agent {
         self.process.as_mut().context("the agent is not running")?.wait_for_output(text, limit)
     }
 
-    /// All that the agent has printed, over all its starts.
+    /// Returns the agent's output over all its starts.
     pub fn output(&self) -> String {
         fs_err::read(&self.log)
             .map(|b| String::from_utf8_lossy(&b).into_owned())
             .unwrap_or_default()
     }
 
-    /// What `muster-agent status --json` says.
+    /// Returns the output of `muster-agent status --json`.
     pub fn status(&self) -> Result<Value> {
         let mut command = self.host.command(program("muster-agent")?);
         command.args(["status", "--json", "--data-dir", path_text(&self.data_dir)?]);
@@ -138,7 +141,7 @@ impl Agent {
         })
     }
 
-    /// The node's process id, if one runs: what the launcher wrote down.
+    /// Returns the node's process id from the file of the launcher, if that process exists.
     pub fn node_pid(&self) -> Option<u32> {
         let text = fs_err::read_to_string(self.data_dir.join("agent/node.pid")).ok()?;
         let value: Value = serde_json::from_str(&text).ok()?;
@@ -146,7 +149,7 @@ impl Agent {
         exists(pid).then_some(pid)
     }
 
-    /// `kill -9` of the node alone; the agent starts it again.
+    /// Kills the node alone with SIGKILL; the agent will restart it.
     pub fn kill_node(&self) -> Result<()> {
         let pid = self.node_pid().context("no node runs")?;
         signal(pid, Signal::KILL);
@@ -155,24 +158,24 @@ impl Agent {
         })
     }
 
-    /// Waits until the node runs under another process id than `old`.
+    /// Waits until the node runs with another process id than `old`, and returns it.
     pub fn wait_new_node(&self, old: u32, limit: Duration) -> Result<u32> {
         until("the agent to start the node again", limit, || {
             self.node_pid().filter(|pid| *pid != old)
         })
     }
 
-    /// The node's data directory.
+    /// Returns the node's data directory.
     pub fn node_dir(&self) -> PathBuf {
         self.data_dir.join("node")
     }
 
-    /// Where the agent's output goes.
+    /// Returns the file with the agent's output.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// Leaves agent and node running.
+    /// Leaves agent and node running after this value is gone.
     pub fn keep(mut self) {
         self.kept = true;
         if let Some(process) = self.process.take() {
@@ -186,9 +189,10 @@ impl Drop for Agent {
         if self.kept {
             return;
         }
-        // The agent first, or it would start the node again.
+        // Kill the agent first, otherwise it would restart the node.
         self.process = None;
-        // A launcher may be on its way: it says who it is before it becomes the node.
+        // A launcher may be starting: it writes the process id shortly after the marker, before it
+        // becomes the node.
         let launched = self.node_dir().join("muster-incarnation").exists();
         let patience = if launched { LAUNCH_LIMIT } else { Duration::ZERO };
         if let Ok(pid) = until("the node's process id", patience, || self.node_pid()) {

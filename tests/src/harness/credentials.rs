@@ -1,4 +1,5 @@
-//! One CA and one certificate for everybody, where it doesn't matter whose it is.
+//! A CA and one certificate for all servers and clients, for tests where the identity doesn't
+//! matter.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,20 +11,21 @@ use rcgen::{
 };
 use rustls::ClientConfig;
 
-/// Files for servers, and a configuration for clients.
+/// Certificate files for servers, and a TLS configuration for clients.
 #[derive(Clone, Debug)]
 pub struct Credentials {
     dir: PathBuf,
-    /// For a client that shows the certificate.
+    /// TLS configuration of a client that presents the certificate.
     pub client: Arc<ClientConfig>,
 }
 
 impl Credentials {
-    /// Makes them in `dir`, for servers on these hosts.
+    /// Creates CA, certificate and key in `dir`, for servers on these hosts.
     pub fn make(dir: &Path, hosts: &[String]) -> Result<Self> {
         fs_err::create_dir_all(dir)?;
         let mut ca = CertificateParams::new(Vec::new())?;
-        // Whose issuer has its own name signed itself, some say.
+        // Without a name of its own for the CA, issuer and subject of the certificate are equal.
+        // Some programs take that for self-signed.
         ca.distinguished_name.push(DnType::CommonName, "tests' CA");
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         ca.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -39,17 +41,18 @@ impl Credentials {
         Ok(Self { dir: dir.to_owned(), client: crate::client::tls_from(dir)? })
     }
 
-    /// The CA's certificate.
+    /// Returns the path of the CA's certificate.
     pub fn ca(&self) -> PathBuf {
         self.dir.join("ca.crt")
     }
 
-    /// The flags that make a server show its certificate to clients, and ask for none.
+    /// Returns flags for a server that presents the certificate to clients, and requests none from
+    /// them.
     pub fn flags(&self) -> Vec<String> {
         self.shown("")
     }
 
-    /// The flags that make a server use them towards clients and peers, and ask both for theirs.
+    /// Returns flags for mutual TLS with clients and peers.
     pub fn mutual_flags(&self) -> Vec<String> {
         let asked = |prefix: &str| {
             let mut flags = self.shown(prefix);

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::network::Host;
 
-/// Stock `etcdctl` for one cluster.
+/// Stock `etcdctl` for one cluster, run on a host.
 #[derive(Clone, Debug)]
 pub struct Etcdctl {
     host: Host,
@@ -17,27 +17,27 @@ pub struct Etcdctl {
 }
 
 impl Etcdctl {
-    /// `credentials` holds `client.crt`, `client.key` and `ca.crt`.
+    /// `credentials` is a folder with `client.crt`, `client.key` and `ca.crt`.
     pub fn new(host: Host, credentials: PathBuf, endpoints: Vec<String>) -> Self {
         Self { host, credentials, endpoints }
     }
 
-    /// The same tool for one endpoint only.
+    /// Returns the tool with one endpoint only.
     pub fn only(&self, host: &Host) -> Self {
         Self { endpoints: vec![format!("https://{}:2379", host.address)], ..self.clone() }
     }
 
-    /// Where the client's certificate, key and CA are.
+    /// Returns the folder with the client's certificate, key and CA.
     pub fn credentials(&self) -> &PathBuf {
         &self.credentials
     }
 
-    /// The endpoints it speaks to.
+    /// Returns the URLs of the endpoints.
     pub fn endpoints(&self) -> &[String] {
         &self.endpoints
     }
 
-    /// A command line with certificates and endpoints filled in.
+    /// Returns a command with certificates and endpoints in its environment.
     pub fn command(&self, args: &[&str]) -> std::process::Command {
         let mut command = self.host.command("etcdctl");
         command
@@ -50,12 +50,12 @@ impl Etcdctl {
         command
     }
 
-    /// Runs it, whatever its exit code.
+    /// Runs a command, and returns its output whatever its exit code.
     pub fn output(&self, args: &[&str]) -> Result<Output> {
         self.command(args).output().with_context(|| format!("running etcdctl {}", args.join(" ")))
     }
 
-    /// Runs it; fails when it does.
+    /// Runs a command, and returns its standard output. Fails if the command fails.
     pub fn run(&self, args: &[&str]) -> Result<String> {
         let output = self.output(args)?;
         ensure!(
@@ -68,13 +68,13 @@ impl Etcdctl {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs it with `-w json`, parsed.
+    /// Runs a command with `-w json`, and returns its parsed output.
     pub fn json(&self, args: &[&str]) -> Result<Value> {
         let text = self.run(&[args, &["-w", "json"]].concat())?;
         serde_json::from_str(&text).with_context(|| format!("not JSON: {text}"))
     }
 
-    /// The index in `hosts` of the host whose node leads.
+    /// Returns the index in `hosts` of the host whose node is the leader.
     pub fn leader(&self, hosts: &[&Host]) -> Option<usize> {
         hosts.iter().position(|host| {
             self.only(host).json(&["endpoint", "status"]).is_ok_and(|status| {

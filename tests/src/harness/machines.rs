@@ -1,4 +1,4 @@
-//! A cluster of nodes without agents on loopback hosts, and the agent's `member` commands on it.
+//! A cluster of nodes without agents on loopback hosts, changed with `muster-agent member`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -12,48 +12,48 @@ use super::nodes::{Node, client_url, peer_url};
 use super::programs::program;
 use super::wait::until_told;
 
-/// How long a node may take to answer, and to end.
+/// Time limit for a node to answer, and for it to end.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// One node, and where it is.
+/// A node with its name and URLs.
 #[derive(Debug)]
 pub struct Machine {
-    /// What it calls itself.
+    /// Member name of the node.
     pub name: String,
-    /// Where its peers reach it.
+    /// Peer URL of the node.
     pub peer_url: String,
-    /// Where clients reach it.
+    /// Client URL of the node.
     pub client_url: String,
     node: Node,
     runs: bool,
 }
 
 impl Machine {
-    /// Starts it, as it was told to.
+    /// Starts the node with its current flags and environment.
     pub fn start(&mut self) -> Result<()> {
         self.runs = true;
         self.node.start()
     }
 
-    /// `kill -9`.
+    /// Kills the node with SIGKILL.
     pub fn kill(&mut self) {
         self.runs = false;
         self.node.kill();
     }
 
-    /// SIGTERM, and waits for the end.
+    /// Sends SIGTERM, and waits for the end of the process.
     pub fn stop(&mut self) -> Result<()> {
         self.runs = false;
         self.node.stop(LIMIT).map(drop)
     }
 
-    /// Waits for it to end by itself; its exit code.
+    /// Waits until the node ends by itself, and returns its exit code.
     pub fn exit_code(&mut self) -> Result<i32> {
         self.runs = false;
         self.node.exit_code(LIMIT)
     }
 
-    /// Its peers reach it at `url` from its next start on.
+    /// Sets the peer URL for the next start.
     pub fn move_to(&mut self, url: &str) {
         let listen = "--listen-peer-urls=";
         self.node.flags.retain(|flag| !flag.starts_with(listen));
@@ -65,10 +65,10 @@ impl Machine {
     }
 }
 
-/// A cluster of such, and hosts for more of them.
+/// A cluster of nodes, and hosts for more of them.
 #[derive(Debug)]
 pub struct Machines {
-    /// All that were ever made, by number.
+    /// All machines that were ever created, by number.
     pub all: Vec<Machine>,
     program: PathBuf,
     network: Network,
@@ -76,7 +76,7 @@ pub struct Machines {
 }
 
 impl Machines {
-    /// Three that serve, and room for `room` in all.
+    /// Starts a cluster of three, with hosts for `room` machines in total.
     pub fn three(program: &Path, room: u8) -> Result<Self> {
         let network = Network::loopback(room);
         let folder = tempfile::Builder::new().prefix("muster-machines-").tempdir()?;
@@ -97,26 +97,27 @@ impl Machines {
             .to_vec();
             one.start()?;
         }
-        // Also lets them be connected for as long as a change of members asks for.
+        // A change of members requires that all members have been connected for some time; `member
+        // wait` waits for that.
         until_told("three members to form", LIMIT, || machines.done(&["list"]).ok())?;
         machines.done(&["wait", "--patience", "30"])?;
         Ok(machines)
     }
 
-    /// One more, which is told nothing yet; its number.
+    /// Creates a further machine that is neither configured nor started, and returns its number.
     pub fn one_more(&mut self) -> usize {
         let number = self.all.len();
         let name = format!("n{}", number + 1);
         let host = &self.network.hosts[number];
         let mut node = Node::new(host, &name, &self.program, self.folder.path());
-        // It stands in the environment, as `member add` says it.
+        // The peer URL is passed in the environment, as `member add` prints it.
         node.flags.retain(|flag| !flag.starts_with("--initial-advertise-peer-urls"));
         let (peer_url, client_url) = (peer_url(host), client_url(host));
         self.all.push(Machine { name, peer_url, client_url, node, runs: false });
         number
     }
 
-    /// Starts machine `number` with what `member add --json` printed.
+    /// Starts machine `number` with the environment that `member add --json` printed.
     pub fn join(&mut self, number: usize, printed: &Value) -> Result<()> {
         let told = printed["environment"].as_object().context("what it has to be told")?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -125,7 +126,8 @@ impl Machines {
         one.start()
     }
 
-    /// Starts machine `number` as a member that the list has already.
+    /// Starts machine `number`, which was added before, with an environment made from the member
+    /// list.
     pub fn join_by_list(&mut self, number: usize) -> Result<()> {
         let list = self.done(&["list"])?;
         let members = list["members"].as_array().context("members")?;
@@ -148,18 +150,18 @@ impl Machines {
         self.join(number, &told)
     }
 
-    /// The client URLs of those that run.
+    /// Returns the client URLs of the running machines, separated by commas.
     pub fn endpoints(&self) -> String {
         let running = self.all.iter().filter(|one| one.runs);
         running.map(|one| one.client_url.clone()).collect::<Vec<_>>().join(",")
     }
 
-    /// `muster-agent member ...`, not yet started.
+    /// Returns a command `muster-agent member`, not started yet, for all running machines.
     pub fn member(&self, args: &[&str]) -> Result<Command> {
         self.member_at(&self.endpoints(), args)
     }
 
-    /// The same by these endpoints.
+    /// Returns a command `muster-agent member`, not started yet, for these endpoints.
     pub fn member_at(&self, endpoints: &str, args: &[&str]) -> Result<Command> {
         let mut command = Command::new(program("muster-agent")?);
         command
@@ -171,12 +173,12 @@ impl Machines {
         Ok(command)
     }
 
-    /// Runs it, whatever its exit code.
+    /// Runs `muster-agent member`, and returns its output whatever its exit code.
     pub fn output(&self, args: &[&str]) -> Result<Output> {
         Ok(self.member(args)?.output()?)
     }
 
-    /// Runs it, and gives what it printed; fails if it does.
+    /// Runs `muster-agent member`, and returns its JSON output. Fails if the command fails.
     pub fn done(&self, args: &[&str]) -> Result<Value> {
         let output = self.output(args)?;
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -184,7 +186,7 @@ impl Machines {
         serde_json::from_slice(&output.stdout).with_context(|| args.join(" "))
     }
 
-    /// Runs it, expecting it to fail with `code`; what it says.
+    /// Runs `muster-agent member`, expects exit code `code`, and returns its standard error.
     pub fn refused(&self, args: &[&str], code: i32) -> Result<String> {
         let output = self.output(args)?;
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -192,7 +194,7 @@ impl Machines {
         Ok(text)
     }
 
-    /// Waits until the names of the voters are these.
+    /// Waits until the voters are exactly these, by name and in sorted order.
     pub fn wait_voters(&self, names: &[&str]) -> Result<()> {
         until_told(&format!("{names:?} to be the voters"), LIMIT, || {
             let list = self.done(&["list"]).ok()?;

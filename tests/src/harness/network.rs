@@ -1,8 +1,8 @@
-//! Hosts with addresses of their own: network namespaces where we may make them, else loopback.
+//! Hosts with their own addresses: network namespaces where we may create them, otherwise loopback.
 //!
-//! A namespace network is one hub namespace with a bridge (discovery and the admin live there) and
-//! one namespace per host, joined to the bridge by a veth pair. Nothing touches the machine's own
-//! network, and all of it goes away with the hub.
+//! A namespace network consists of a hub namespace with a bridge, and one namespace per host,
+//! joined to the bridge by a veth pair. Discovery and the admin run in the hub. The machine's own
+//! network is not touched, and everything is deleted with the hub.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
@@ -14,18 +14,18 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::skip;
 
-/// One host: what runs "on it" is started through [`Host::command`].
+/// A host. [`Host::command`] starts programs on it.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// What the host calls itself.
+    /// Name of the host.
     pub name: String,
-    /// Its only address.
+    /// Only address of the host.
     pub address: IpAddr,
     namespace: Option<String>,
 }
 
 impl Host {
-    /// A command that will run on this host.
+    /// Returns a command that will run on this host.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         match &self.namespace {
             None => Command::new(program),
@@ -37,7 +37,8 @@ impl Host {
         }
     }
 
-    /// Moves the calling thread to this host: what it connects to from now on, it does from there.
+    /// Moves the calling thread to this host's network namespace, so that its new connections come
+    /// from there.
     pub fn enter(&self) -> Result<()> {
         let Some(namespace) = &self.namespace else { return Ok(()) };
         let file = fs_err::File::open(format!("/run/netns/{namespace}"))?;
@@ -45,7 +46,7 @@ impl Host {
             .with_context(|| format!("entering {namespace}"))
     }
 
-    /// What a person has to type before a command for it to run on this host.
+    /// Returns the text to type before a command so that it runs on this host.
     pub fn prefix(&self) -> String {
         let enter = |namespace: &String| format!("ip netns exec {namespace} ");
         self.namespace.as_ref().map(enter).unwrap_or_default()
@@ -57,21 +58,22 @@ impl Host {
     }
 }
 
-/// A set of hosts and the hub that they all reach.
+/// A set of hosts, and the hub that all of them reach.
 #[derive(Debug)]
 pub struct Network {
-    /// Where discovery, Postgres and the admin are.
+    /// Host of discovery, Postgres and the admin.
     pub hub: Host,
-    /// The machines whose addresses nobody knows beforehand.
+    /// Hosts for agents, whose addresses nobody configures.
     pub hosts: Vec<Host>,
     namespaces: Vec<String>,
 }
 
-/// Networks made by this process so far: each has addresses of its own, since tests run side by side.
+/// Number of networks that this process has created. It keeps their addresses apart, since tests
+/// run in parallel.
 static MADE: AtomicU8 = AtomicU8::new(0);
 
 impl Network {
-    /// Hosts on 127.x.y.z: works everywhere on Linux, for anybody.
+    /// Creates hosts on 127.x.y.z, which needs no privileges on Linux.
     pub fn loopback(hosts: u8) -> Self {
         let pid = std::process::id();
         let (a, b) = ((pid % 250 + 2) as u8, MADE.fetch_add(1, Ordering::Relaxed));
@@ -87,7 +89,8 @@ impl Network {
         }
     }
 
-    /// Whether there can be networks here whose links are cut; says so if a test is skipped for it.
+    /// Whether links can be cut here, which needs network namespaces and nft. Reports a skip if
+    /// not.
     pub fn can_be_cut() -> bool {
         if Command::new("nft").arg("--version").output().is_err() {
             skip::not_installed("nft");
@@ -100,7 +103,7 @@ impl Network {
         tried.is_ok()
     }
 
-    /// Hosts in network namespaces of their own; needs root.
+    /// Creates hosts in network namespaces of their own; needs root.
     pub fn namespaces(hosts: u8) -> Result<Self> {
         let tag = format!("mu{}x{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
         let hub_name = format!("{tag}-hub");
@@ -125,7 +128,7 @@ impl Network {
             let last = 10 + i;
             run_in(&name, &["addr", "add", &format!("{}/24", address(last)), "dev", "eth0"])?;
             run_in(&name, &["link", "set", "eth0", "up"])?;
-            // Made is not yet usable: a container may let us make one and not enter it.
+            // Check that the namespace can be entered: a container may allow creating one only.
             run("ip", &["netns", "exec", &name, "true"])?;
             network.hosts.push(Host {
                 name: format!("host-{i}"),
@@ -136,13 +139,13 @@ impl Network {
         Ok(network)
     }
 
-    /// Takes a host off the network, or puts it back; only in namespaces.
+    /// Disconnects a host from the network, or reconnects it. Works in namespaces only.
     pub fn set_link(&self, host: usize, up: bool) -> Result<()> {
         let hub = self.hub.namespace.as_deref().context("loopback hosts can't be cut off")?;
         run_in(hub, &["link", "set", &format!("p{}", host + 1), if up { "up" } else { "down" }])
     }
 
-    /// Nothing that host `from` sends reaches host `to` any more; only in namespaces, and with nft.
+    /// Drops all packets from host `from` to host `to`. Works in namespaces only, and needs nft.
     pub fn cut(&self, from: usize, to: usize) -> Result<()> {
         let host = self.hosts[to].namespace.as_deref().context("loopback hosts can't be cut")?;
         let rules = format!(
@@ -154,8 +157,8 @@ impl Network {
         run("ip", &["netns", "exec", host, "nft", &rules])
     }
 
-    /// Host `from` can't connect to this TCP port of host `to` any more; what is connected stays so,
-    /// and `to` can still connect to `from`. Only in namespaces, and with nft.
+    /// Drops new TCP connections from host `from` to this port of host `to`. Existing connections
+    /// stay, and `to` can still connect to `from`. Works in namespaces only, and needs nft.
     pub fn refuse_connections(&self, from: usize, to: usize, port: u16) -> Result<()> {
         let host = self.hosts[to].namespace.as_deref().context("loopback hosts can't be cut")?;
         let rules = format!(
@@ -167,7 +170,7 @@ impl Network {
         run("ip", &["netns", "exec", host, "nft", &rules])
     }
 
-    /// Takes back every [`Network::cut`] and [`Network::refuse_connections`].
+    /// Undoes every [`Network::cut`] and [`Network::refuse_connections`].
     pub fn heal(&self) -> Result<()> {
         for host in self.hosts.iter().filter_map(|host| host.namespace.as_deref()) {
             let rules = "add table inet cut; delete table inet cut";
@@ -176,7 +179,7 @@ impl Network {
         Ok(())
     }
 
-    /// Forgets the namespaces, so that they outlive this process.
+    /// Leaves the namespaces in place when this value is dropped, and returns their names.
     pub fn keep(&mut self) -> Vec<String> {
         std::mem::take(&mut self.namespaces)
     }

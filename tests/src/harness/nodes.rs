@@ -1,4 +1,5 @@
-//! Members without agents: a server program on a host, started with etcd's flags as etcd's guides do.
+//! Members without agents: a server program on a host, started with etcd's flags as in etcd's
+//! guides.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,33 +10,35 @@ use rustix::process::Signal;
 use super::network::Host;
 use super::process::{Process, signal};
 
-/// What etcd says once it serves; 3.4's structured log has the second only.
+/// Log messages with which a server reports that it serves clients. etcd 3.4's structured log has
+/// only the second.
 const READY: [&str; 2] = ["ready to serve client requests", "serving client traffic"];
 
-/// Of a log, in what [`last_words`] tells.
+/// Number of lines of each log in the result of [`last_words`].
 const LAST_LINES: usize = 15;
 
-/// One member of a cluster: how it is started, and its process, which ends with it.
+/// A member: its command line and its process, which is killed when this is dropped.
 #[derive(Debug)]
 pub struct Node {
-    /// Where it runs.
+    /// Host that the node runs on.
     pub host: Host,
-    /// Its data directory.
+    /// Data directory of the node.
     pub data_dir: PathBuf,
-    /// Its flags; may be changed between two starts.
+    /// Flags of the next start; a test may change them between two starts.
     pub flags: Vec<String>,
-    /// Extra environment.
+    /// Extra environment variables of the node.
     pub env: Vec<(String, String)>,
     program: PathBuf,
     log: PathBuf,
     process: Option<Process>,
-    /// How much of the log was written before the last start.
+    /// Length of the log at the last start.
     before: usize,
 }
 
 impl Node {
-    /// Not yet started. It listens on the host's address, peers on 2380, clients on 2379; its data
-    /// and its log lie in `folder` under `name`.
+    /// Returns a node that is not started yet. It listens on the host's address, for peers on port
+    /// 2380 and for clients on port 2379. Its data directory `name` and log `name.log` are in
+    /// `folder`.
     pub fn new(host: &Host, name: &str, program: &Path, folder: &Path) -> Self {
         let (peer, client) = (peer_url(host), client_url(host));
         let data_dir = folder.join(name);
@@ -58,7 +61,7 @@ impl Node {
         }
     }
 
-    /// Starts it, or starts it again.
+    /// Starts the node, or kills and restarts it.
     pub fn start(&mut self) -> Result<()> {
         self.kill();
         self.before = self.all_output().len();
@@ -68,7 +71,7 @@ impl Node {
         Ok(())
     }
 
-    /// Waits until it serves clients.
+    /// Waits until the node serves clients; fails if it ends before.
     pub fn ready(&mut self, limit: Duration) -> Result<()> {
         let (log, before) = (self.log.clone(), self.before);
         let said = move || {
@@ -84,34 +87,33 @@ impl Node {
         Ok(())
     }
 
-    /// Whether its process is there.
+    /// Whether the node's process runs.
     pub fn is_running(&mut self) -> bool {
         self.process.as_mut().is_some_and(Process::is_running)
     }
 
-    /// Waits until it ends by itself; its exit code.
+    /// Waits until the node ends by itself, and returns its exit code.
     pub fn exit_code(&mut self, limit: Duration) -> Result<i32> {
         self.process()?.exit_code(limit)
     }
 
-    /// SIGTERM, and its exit code.
+    /// Sends SIGTERM, waits for the end, and returns the exit code.
     pub fn stop(&mut self, limit: Duration) -> Result<i32> {
         self.signal(Signal::TERM)?;
         self.exit_code(limit)
     }
 
-    /// Sends it a signal.
     pub fn signal(&mut self, sent: Signal) -> Result<()> {
         signal(self.process()?.id(), sent);
         Ok(())
     }
 
-    /// `kill -9`.
+    /// Kills the node with SIGKILL.
     pub fn kill(&mut self) {
         self.process = None;
     }
 
-    /// What it has printed since its last start.
+    /// Returns the node's output since its last start.
     pub fn output(&self) -> String {
         let output = self.all_output();
         String::from_utf8_lossy(&output[self.before.min(output.len())..]).into_owned()
@@ -126,7 +128,7 @@ impl Node {
     }
 }
 
-/// What each of them printed last: for a test that failed.
+/// Returns the last lines of each node's log, for the message of a failed test.
 pub fn last_words(nodes: &[Node]) -> String {
     let words = nodes.iter().map(|node| {
         let output = node.output();
@@ -137,12 +139,12 @@ pub fn last_words(nodes: &[Node]) -> String {
     words.collect()
 }
 
-/// Where a host's node is reached by other nodes.
+/// Returns the URL at which other nodes reach the host's node.
 pub fn peer_url(host: &Host) -> String {
     format!("http://{}:2380", host.address)
 }
 
-/// Where a host's node is reached by clients.
+/// Returns the URL at which clients reach the host's node.
 pub fn client_url(host: &Host) -> String {
     format!("http://{}:2379", host.address)
 }

@@ -1,4 +1,4 @@
-//! One child process: started with its output in a file, ended by its process id.
+//! A child process with its output in a file, killed by its process id.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use super::wait::until;
 
-/// A running child. Killed when dropped.
+/// A running child process, killed when this is dropped.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -19,7 +19,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` in a process group of its own, its output appended to `log`.
+    /// Starts `command` in its own process group, and appends its output to `log`.
     pub fn spawn(name: &str, mut command: Command, log: &Path) -> Result<Self> {
         let out = fs_err::OpenOptions::new().create(true).append(true).open(log)?.into_file();
         let err = out.try_clone().context("duplicating the log's descriptor")?;
@@ -33,55 +33,55 @@ impl Process {
         Ok(Self { child, name: name.to_owned(), log: log.to_path_buf() })
     }
 
-    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Everything it has printed so far.
+    /// Returns the content of the log file.
     pub fn output(&self) -> String {
         fs_err::read(&self.log)
             .map(|b| String::from_utf8_lossy(&b).into_owned())
             .unwrap_or_default()
     }
 
-    /// Where its output goes.
+    /// Returns the file with the process's output.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// `kill -9`, and reaps it.
+    /// Kills the process with SIGKILL, and reaps it.
     pub fn kill(&mut self) {
         signal(self.child.id(), Signal::KILL);
-        // A child that is gone already is what we want.
+        // The process may have ended before.
         let _ = self.child.wait();
     }
 
-    /// Sends SIGTERM and waits for it to end.
+    /// Sends SIGTERM, and waits until the process ends.
     pub fn terminate(&mut self, limit: Duration) -> Result<ExitStatus> {
         signal(self.child.id(), Signal::TERM);
         self.wait(limit)
     }
 
-    /// Waits for it to end.
+    /// Waits until the process ends, and returns its exit status.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let name = self.name.clone();
         until(&format!("{name} to end"), limit, || self.child.try_wait().ok().flatten())
             .with_context(|| format!("its output:\n{}", tail(&self.output(), 30)))
     }
 
-    /// Waits for it to end and gives its exit code; a signal counts as 128 and its number.
+    /// Waits until the process ends, and returns its exit code, or 128 plus the number of the
+    /// signal that ended it.
     pub fn exit_code(&mut self, limit: Duration) -> Result<i32> {
         let status = self.wait(limit)?;
         Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()))
     }
 
-    /// Whether it still runs.
+    /// Whether the process still runs.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits until its output contains `text`; fails early when it ends first.
+    /// Waits until the output contains `text`. Fails at once if the process ends before.
     pub fn wait_for_output(&mut self, text: &str, limit: Duration) -> Result<()> {
         let name = self.name.clone();
         let ended = until(&format!("{name} to print {text:?}"), limit, || {
@@ -105,14 +105,14 @@ impl Drop for Process {
     }
 }
 
-/// Sends `signal` to a process; one that is gone already is no error.
+/// Sends `signal` to a process, and ignores that the process may be gone.
 pub fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);
     }
 }
 
-/// Whether a process with this id exists (and is not a zombie that its parent has yet to reap).
+/// Whether a process with this id exists and is not a zombie.
 pub fn exists(pid: u32) -> bool {
     let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
     test_kill_process(raw).is_ok()
@@ -120,7 +120,7 @@ pub fn exists(pid: u32) -> bool {
             .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or("").trim().starts_with('Z'))
 }
 
-/// The last `lines` lines of a text.
+/// Returns the last `lines` lines of `text`.
 pub fn tail(text: &str, lines: usize) -> String {
     let all: Vec<&str> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")

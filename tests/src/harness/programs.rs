@@ -1,17 +1,17 @@
-//! Where the built programs are.
+//! Paths of the built programs.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 
-/// The path of one of our programs, built by the same cargo call that built the caller.
+/// Returns the path of one of our programs, from the target directory of the running program.
 ///
 /// # Errors
-/// When it has not been built: `cargo test` alone builds no product binaries.
+/// If the program is not built: `cargo test` alone doesn't build other packages' binaries.
 pub fn program(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("finding the running program")?;
     let mut folder = own.parent().context("a program has a folder")?.to_path_buf();
-    // Tests live one folder deeper than binaries.
+    // Test programs are in the folder `deps` below the one with the binaries.
     if folder.ends_with("deps") {
         folder.pop();
     }

@@ -1,18 +1,18 @@
-//! Tests that can't run where they are.
+//! Reports of tests that can't run on this machine.
 
 use std::fmt::Display;
 use std::io::Write as _;
 
-/// Says that a test was skipped, and why: straight to standard error, since the test runner keeps
-/// what a test that passes has printed.
+/// Reports that a test was skipped. Writes to standard error directly, because the test runner
+/// hides the output of tests that pass.
 pub fn skipped(why: impl Display) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 
-/// As [`skipped`], for want of what `scripts/setup tests` installs: under CI that is a failure.
+/// Reports that a test was skipped because a program of `scripts/setup tests` is missing.
 ///
 /// # Panics
-/// Where `CI` is set.
+/// If the variable `CI` is set: under CI a missing program is a failure.
 pub fn not_installed(what: impl Display) {
     assert!(std::env::var_os("CI").is_none(), "no {what}, under CI");
     skipped(format_args!("no {what} (scripts/setup tests installs it)"));

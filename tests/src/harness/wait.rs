@@ -1,21 +1,21 @@
-//! Waiting for something to become true, with an end.
+//! Waiting for a condition, with a time limit.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// How long the harness waits between two looks.
+/// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// How long between two questions to the service, which limits what one address may ask.
+/// Time between two requests to discovery, which limits the rate of one address.
 const ASK_EVERY: Duration = Duration::from_millis(250);
 
-/// Looks until `look` gives a value or `limit` has passed; then fails, naming what was waited for.
+/// Repeats `look` until it returns a value. Fails with `what` after `limit`.
 pub fn until<T>(what: &str, limit: Duration, look: impl FnMut() -> Option<T>) -> Result<T> {
     repeat(what, limit, LOOK_EVERY, look)
 }
 
-/// As [`until`], for a look that asks the service.
+/// Waits as [`until`] does, but more slowly, since `look` sends a request to discovery.
 pub fn until_told<T>(what: &str, limit: Duration, look: impl FnMut() -> Option<T>) -> Result<T> {
     repeat(what, limit, ASK_EVERY, look)
 }

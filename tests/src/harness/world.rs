@@ -1,4 +1,4 @@
-//! One discovery service, its Postgres, its admin, and the hosts around it.
+//! A test environment: a discovery service with Postgres, its admin, and hosts.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -14,25 +14,25 @@ use super::process::Process;
 use super::programs::program;
 use super::wait::until_told;
 
-/// The longest that a start of Postgres and discovery may take on a loaded machine.
+/// Maximum time that Postgres and discovery may take to start on a loaded machine.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// How a world is set up; the times are the service's own options, shortened where a test waits
-/// for them to pass.
+/// Options of a world. The times are the service's own options, shortened because tests wait for
+/// them to pass.
 #[derive(Clone, Debug)]
 pub struct WorldOptions {
     /// Extra arguments of `muster-discovery serve`.
     pub serve_args: Vec<String>,
-    /// Extra environment of `muster-discovery serve`.
+    /// Extra environment variables of `muster-discovery serve`.
     pub serve_env: Vec<(String, String)>,
-    /// The ports that the service's URLs name; the first is where [`World::start`] serves.
+    /// Ports in the service's URLs; [`World::start`] serves on the first.
     pub ports: Vec<u16>,
 }
 
 impl Default for WorldOptions {
     fn default() -> Self {
         let times = ["--lease", "6s", "--prepare", "6s", "--sweep", "1s", "--poll", "2s"];
-        // On loopback the admin and all hosts of a test are one address to the service.
+        // On loopback the admin and all hosts have the same address for the service's rate limit.
         let limits = ["--rate", "1000"];
         Self {
             serve_args: times.iter().chain(&limits).map(|arg| (*arg).to_owned()).collect(),
@@ -42,32 +42,33 @@ impl Default for WorldOptions {
     }
 }
 
-/// A discovery service with its admin and hosts. Everything ends when it is dropped.
+/// A discovery service with its admin and hosts. All its processes are killed when this is dropped.
 #[derive(Debug)]
 pub struct World {
-    /// The hosts and the hub.
+    /// Network of the hub and the hosts.
     pub network: Network,
-    /// The running service; `None` while a test has stopped it.
+    /// Process of the service; `None` while a test has stopped it.
     pub discovery: Option<Process>,
-    /// How it was started.
+    /// Options of the service's next start.
     pub options: WorldOptions,
     folder: tempfile::TempDir,
 }
 
 impl World {
-    /// Keys, Postgres, discovery, an admin with a context: ready for `cluster create`.
+    /// Creates keys, Postgres and an admin context, and starts discovery. The world is then ready
+    /// for `cluster create`.
     pub fn start(network: Network, options: WorldOptions) -> Result<Self> {
         let mut world = Self::prepare(network, options)?;
         world.start_discovery()?;
         Ok(world)
     }
 
-    /// As [`World::start`], with discovery not yet running.
+    /// Prepares a world as [`World::start`] does, but doesn't start discovery.
     pub fn prepare(network: Network, options: WorldOptions) -> Result<Self> {
-        // Not below the test's own folder: an unprivileged Postgres must reach its socket, whose
-        // whole path may have 107 bytes.
+        // In /tmp, because an unprivileged Postgres must reach its socket, whose path may have 107
+        // bytes.
         let mut folder = tempfile::Builder::new().prefix("muster-").tempdir_in("/tmp")?;
-        // To look at what a failed test left behind.
+        // Keeps the folder of a failed test, if the variable is set.
         folder.disable_cleanup(std::env::var_os("MUSTER_TEST_KEEP").is_some());
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs_err::set_permissions(folder.path(), mode)?;
@@ -88,7 +89,7 @@ impl World {
         Ok(world)
     }
 
-    /// Starts (or starts again) Postgres and discovery.
+    /// Starts or restarts Postgres and discovery.
     pub fn start_discovery(&mut self) -> Result<()> {
         let name = "discovery";
         let mut process = self.spawn_discovery(name, self.options.ports[0], None)?;
@@ -97,7 +98,8 @@ impl World {
         self.wait_ready()
     }
 
-    /// One discovery process; `database_url` is for a second one on the same Postgres.
+    /// Starts a discovery process. `database_url` makes it use a running Postgres, as a second
+    /// process does.
     pub fn spawn_discovery(
         &self,
         name: &str,
@@ -118,12 +120,12 @@ impl World {
         Process::spawn(name, command, &self.path(&format!("{name}.log")))
     }
 
-    /// `kill -9` of discovery; its Postgres goes with it.
+    /// Kills discovery with SIGKILL; its Postgres ends with it.
     pub fn kill_discovery(&mut self) {
         self.discovery = None;
     }
 
-    /// SIGTERM to discovery, and waits for it and its Postgres to end in order.
+    /// Sends SIGTERM to discovery, and waits until it and its Postgres have ended in order.
     pub fn stop_discovery(&mut self) -> Result<()> {
         let mut process = self.discovery.take().context("discovery is not running")?;
         let status = process.terminate(START_LIMIT)?;
@@ -141,7 +143,7 @@ impl World {
         Ok(())
     }
 
-    /// Creates a cluster; returns what the tool printed with `--json`.
+    /// Creates a cluster, and returns the JSON output of the command.
     pub fn create_cluster(&self, name: &str, size: usize, extra: &[&str]) -> Result<Value> {
         let size = size.to_string();
         let mut args = vec!["cluster", "create", name, "--size", &size, "--allow-shared-host"];
@@ -152,7 +154,7 @@ impl World {
         self.admin_json(&args)
     }
 
-    /// Makes a token; returns the file with the join bundle.
+    /// Creates a token, and returns the path of the join bundle.
     pub fn create_token(&self, cluster: &str) -> Result<PathBuf> {
         let file = self.path(&format!("{cluster}.bundle"));
         if file.exists() {
@@ -162,7 +164,8 @@ impl World {
         Ok(file)
     }
 
-    /// One `muster-discovery` command of the admin; fails when the command does.
+    /// Runs a `muster-discovery` command as the admin, and returns its standard output. Fails if
+    /// the command fails.
     pub fn admin_command(&self, args: &[&str]) -> Result<String> {
         let output = self.admin_output(args)?;
         ensure!(
@@ -175,13 +178,13 @@ impl World {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// The same with `--json`, parsed.
+    /// Runs a command as the admin with `--json`, and returns its parsed output.
     pub fn admin_json(&self, args: &[&str]) -> Result<Value> {
         let text = self.admin_command(&[args, &["--json"]].concat())?;
         serde_json::from_str(&text).with_context(|| format!("not JSON: {text}"))
     }
 
-    /// The same, whatever its exit code.
+    /// Runs a command as the admin, and returns its output whatever its exit code.
     pub fn admin_output(&self, args: &[&str]) -> Result<Output> {
         let mut command = self.network.hub.command(program("muster-discovery")?);
         command
@@ -191,12 +194,12 @@ impl World {
         command.output().with_context(|| format!("running muster-discovery {}", args.join(" ")))
     }
 
-    /// An agent on host `index`, not yet started.
+    /// Returns an agent on host `index`, not started yet.
     pub fn agent(&self, index: usize, bundle: &Path) -> Agent {
         self.agent_with(index, bundle, AgentOptions::default())
     }
 
-    /// An agent with options of its own.
+    /// Returns an agent on host `index` with these options, not started yet.
     pub fn agent_with(&self, index: usize, bundle: &Path, options: AgentOptions) -> Agent {
         let host = self.network.hosts[index].clone();
         let data_dir = self.path(&host.name);
@@ -204,13 +207,13 @@ impl World {
         Agent::new(host, data_dir, bundle.to_path_buf(), log, options)
     }
 
-    /// Orders a cluster of `size`: creates it and makes a token; returns the file with the bundle.
+    /// Creates a cluster of `size` and a token for it. Returns the path of the join bundle.
     pub fn order(&self, cluster: &str, size: usize) -> Result<PathBuf> {
         self.create_cluster(cluster, size, &[])?;
         self.create_token(cluster)
     }
 
-    /// Starts an agent on each of these hosts.
+    /// Creates and starts an agent on each of these hosts.
     pub fn start_agents(
         &self,
         hosts: impl IntoIterator<Item = usize>,
@@ -226,7 +229,8 @@ impl World {
             .collect()
     }
 
-    /// Waits until the service calls the cluster `state`.
+    /// Waits until the service reports this state of the cluster, and returns the output of
+    /// `cluster show`.
     pub fn wait_cluster_state(&self, name: &str, state: &str, limit: Duration) -> Result<Value> {
         until_told(&format!("cluster {name} to be {state}"), limit, || {
             let shown = self.admin_json(&["cluster", "show", name]).ok()?;
@@ -237,10 +241,10 @@ impl World {
         })
     }
 
-    /// A stock `etcdctl` with a client certificate that the service issued for `cluster`.
+    /// Returns a stock `etcdctl` with a client certificate that the service issued for `cluster`.
     pub fn etcdctl(&self, cluster: &str, hosts: &[&Host]) -> Result<Etcdctl> {
         let folder = self.path(&format!("{cluster}-credentials"));
-        // Where it was asked for in vain, there is a folder without them.
+        // A failed earlier attempt may have left the folder empty.
         if !folder.join("client.crt").exists() {
             let out = path_text(&folder)?.to_owned();
             self.admin_command(&["cluster", "credentials", cluster, "--out", &out])?;
@@ -249,12 +253,12 @@ impl World {
         Ok(Etcdctl::new(self.network.hub.clone(), folder, endpoints))
     }
 
-    /// A path in the world's folder.
+    /// Returns the path of a file in the world's folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// The service's address as agents and admins see it.
+    /// Returns the service's URL for agents and admins.
     pub fn url(&self) -> String {
         self.url_of(self.options.ports[0])
     }
@@ -263,7 +267,7 @@ impl World {
         format!("https://{}:{port}", self.network.hub.address)
     }
 
-    /// The process id of the managed Postgres.
+    /// Returns the process id of the managed Postgres.
     pub fn postmaster_pid(&self) -> Result<u32> {
         let find = |dir: PathBuf| -> Option<u32> {
             let text = fs_err::read_to_string(dir.join("postmaster.pid")).ok()?;
@@ -274,27 +278,27 @@ impl World {
             .context("the managed Postgres has no postmaster.pid")
     }
 
-    /// Where the managed Postgres lives.
+    /// Returns the folder of the managed Postgres.
     pub fn postgres_dir(&self) -> PathBuf {
         self.path("pg")
     }
 
-    /// Where the service's keys are.
+    /// Returns the folder of the service's keys.
     pub fn keys_dir(&self) -> PathBuf {
         self.path("keys")
     }
 
-    /// Where the admin's tool keeps its context.
+    /// Returns the folder of the admin's context.
     pub fn admin_home(&self) -> PathBuf {
         self.path("admin")
     }
 
-    /// The owner's private key.
+    /// Returns the path of the owner's private key.
     pub fn admin_key(&self) -> PathBuf {
         self.admin_home().join("owner.pem")
     }
 
-    /// A `psql` that speaks to the managed Postgres, as its own user.
+    /// Runs one SQL statement in the managed Postgres with `psql`, and returns its output.
     pub fn psql(&self, sql: &str) -> Result<String> {
         let mut command = Command::new("psql");
         command
@@ -305,13 +309,14 @@ impl World {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// How to reach the managed Postgres: its socket lies beside its data.
+    /// Returns the connection URL of the managed Postgres, whose socket is beside its data.
     pub fn database_url(&self) -> Result<String> {
         let socket = self.postgres_dir().join("run");
         Ok(format!("postgresql:///muster?host={}&user=muster", path_text(&socket)?))
     }
 
-    /// Leaves everything running and keeps the folder; returns it and the namespaces.
+    /// Leaves all processes running and keeps the folder. Returns the folder, and the names of the
+    /// namespaces.
     pub fn keep(mut self) -> (PathBuf, Vec<String>) {
         if let Some(process) = self.discovery.take() {
             std::mem::forget(process);
@@ -325,7 +330,7 @@ impl World {
     }
 }
 
-/// A path as UTF-8 text; ours always are.
+/// Converts a path to text; the tests' own paths are always UTF-8.
 pub fn path_text(path: &Path) -> Result<&str> {
     path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
 }

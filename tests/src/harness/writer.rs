@@ -1,4 +1,4 @@
-//! Somebody who writes while a cluster changes.
+//! A client that writes steadily while a cluster changes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,15 +12,16 @@ use rustls::ClientConfig;
 
 use crate::client::Client;
 
-/// A write that waits longer than this waits for ever: no election takes as long.
+/// Time limit of one write. No election takes as long, so a slower write is taken for lost.
 const LONGEST_WRITE: Duration = Duration::from_secs(30);
-/// What is written at least, however soon the change is over.
+/// Minimum number of writes, even if the change ends earlier.
 const ENOUGH_WRITES: usize = 20;
 const CALL_LIMIT: Duration = Duration::from_secs(2);
-/// Between two writes.
+/// Pause between two writes.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// Writes one key after the other, each until it is acknowledged, to whoever takes it.
+/// A thread that writes one key after another. It repeats each write until a member acknowledges
+/// it.
 #[derive(Debug)]
 pub struct Writer {
     tls: Option<Arc<ClientConfig>>,
@@ -29,12 +30,12 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// In the clear.
+    /// Starts writing to `urls` without TLS.
     pub fn start(urls: Vec<String>) -> Self {
         Self::with(urls, None)
     }
 
-    /// As whom `tls` says.
+    /// Starts writing to `urls`, with the identity in `tls`.
     pub fn with(urls: Vec<String>, tls: Option<Arc<ClientConfig>>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, identity) = (Arc::clone(&stop), tls.clone());
@@ -42,7 +43,7 @@ impl Writer {
         Self { tls, stop, thread }
     }
 
-    /// Stops it: every write was acknowledged, and is there.
+    /// Stops the writer, and checks that every write was acknowledged and is stored.
     pub fn end(self, url: &str) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let written = self.thread.join().expect("the writer doesn't panic")?;
@@ -83,7 +84,7 @@ fn write(urls: &[String], tls: Option<&Arc<ClientConfig>>, stop: &AtomicBool) ->
         while written < ENOUGH_WRITES || !stop.load(Ordering::Relaxed) {
             let key = format!("w{written:08}");
             let start = Instant::now();
-            // The same key again is the same write.
+            // Repeating a put of this key and value changes nothing, so it counts as one write.
             while client(&urls[at], tls)?.put(key.as_bytes(), b"x", CALL_LIMIT).await.is_err() {
                 at = (at + 1) % urls.len();
                 ensure!(start.elapsed() < LONGEST_WRITE, "no write gets through");

@@ -1,16 +1,16 @@
-//! Which revision was known to somebody, and since when.
+//! Tracks the highest revision that any client or watcher knew at each time.
 
 use super::{History, Time};
 
-/// See the module.
+/// The highest revision that any client or watcher knew, as a function of time.
 #[derive(Debug)]
 pub(super) struct Known {
-    /// By time, the highest so far.
+    /// Pairs in order of time; the revision is the highest up to that time.
     since: Vec<(Time, i64)>,
 }
 
 impl Known {
-    /// From all answers, and all that watchers were told.
+    /// Collects the revisions from all answers, and from all watch responses.
     pub(super) fn of(history: &History) -> Self {
         let answers = history.requests.iter().filter_map(|request| {
             let (_, revision) = request.answer()?;
@@ -33,7 +33,8 @@ impl Known {
         Self { since }
     }
 
-    /// What was known to anybody before then.
+    /// Returns the highest revision that was known before `time`; 1, the revision of an empty
+    /// store, if none.
     pub(super) fn before(&self, time: Time) -> i64 {
         let after = self.since.partition_point(|(at, _)| *at < time);
         after.checked_sub(1).map_or(1, |last| self.since[last].1)

@@ -1,18 +1,21 @@
-//! Histories of the built programs: what clients asked for and what they were told, judged afterwards.
+//! Recording and checking of histories: what clients of the built programs requested and what they
+//! were answered.
 //!
-//! [`record`] has clients and watchers ask the members of a running cluster, while somebody else kills,
-//! stops and cuts off those members, and writes down each request with its beginning, its end and what
-//! came of it. The rest is pure. [`serial`] puts all requests in one order and asks the plain
-//! [`model`](crate::model) what each should have been answered; [`watches`] compares what each watcher
-//! was told with the changes of that order.
+//! [`record`] lets clients and watchers send requests to a running cluster, while members are
+//! killed, stopped and disconnected. It writes down each request with its beginning, its end and
+//! its outcome. The rest is pure:
 //!
-//! The order needn't be searched for, since a write's answer has its revision. A write whose answer was
-//! lost stands where a watcher saw its value, which nobody else writes; one that nobody saw has not
-//! happened. So a history of n requests takes O(n log n), and every wrong answer is one that no other
-//! order would make right.
+//! - [`serial`] puts all requests in one order, and asks the plain [`model`](crate::model) for the
+//!   right answer to each.
+//! - [`watches`] compares the events of each watcher with the changes in that order.
 //!
-//! What is not judged: compactions (nobody asks for any), changes of members, and of users while
-//! requests are on their way. The simulation does those.
+//! No search is needed to find the order, since the answer to a write has its revision. A write
+//! whose answer was lost is placed where a watcher saw its value, which is unique. If no watcher
+//! saw it, it did not happen. So checking n requests takes O(n log n), and no other order would
+//! make a wrong answer right.
+//!
+//! Not checked here, but by the simulation: compactions (no client requests any), membership
+//! changes, and changes of users during the requests.
 
 mod known;
 mod placing;
@@ -28,144 +31,147 @@ use node_proto::command::{Caller, Operation};
 use node_proto::etcdserverpb::{RangeRequest, ResponseHeader, WatchCreateRequest, WatchResponse};
 use tonic::Code;
 
-/// Monotonic nanoseconds since the recording began.
+/// Monotonic time in nanoseconds since the recording began.
 pub type Time = u64;
 
-/// All that was asked and told.
+/// A recorded history of requests and watches.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// Users and roles, as they were made before anything else.
+    /// Users and roles, which were created before all requests.
     pub users: Vec<AuthChange>,
     /// Requests, in no particular order.
     pub requests: Vec<Request>,
-    /// Watchers.
+    /// Watchers of the history.
     pub watchers: Vec<Watcher>,
-    /// The newest revision once all requests were over: the history ends there. Every watcher was given
-    /// the time to reach it. What comes after it, of requests that were given up, is not judged.
+    /// The newest revision after the last request, which ends the history. Every watcher was given
+    /// time to reach it. Later revisions are not checked; they come from requests that clients had
+    /// given up.
     pub last: i64,
 }
 
 /// One request of a client.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Which client.
+    /// Number of the client.
     pub client: usize,
-    /// Which member was asked.
+    /// Number of the member that got the request.
     pub member: usize,
-    /// As which user.
+    /// User that the client had authenticated as.
     pub user: Option<String>,
-    /// Not sent before.
+    /// Time before which the request was not sent.
     pub begin: Time,
-    /// What for.
+    /// The requested write or read.
     pub asked: Asked,
-    /// What was told.
+    /// Outcome of the request.
     pub came: Came,
 }
 
-/// What a request is about.
+/// The operation that a client requested.
 #[derive(Clone, Debug)]
 pub enum Asked {
-    /// What goes through the log. Each value that is put is put once in a history, and a transaction
-    /// that deletes something also puts something: so it is known again.
+    /// A request that goes through the log. To identify it later, each value is put only once in a
+    /// history, and a transaction that deletes also puts.
     Write(Operation),
-    /// What is read.
+    /// A read of a range of keys.
     Read(RangeRequest),
 }
 
-/// What came of a request.
+/// Outcome of a request.
 #[derive(Clone, Debug)]
 pub enum Came {
-    /// An answer.
+    /// The request was answered.
     Answered {
-        /// Not received after.
+        /// Time after which the answer was not received.
         end: Time,
-        /// What it says.
+        /// Content of the answer.
         answer: Answer,
     },
-    /// It was not carried out and never will be.
+    /// The request was not carried out, and never will be.
     Refused {
-        /// Not received after.
+        /// Time after which the refusal was not received.
         end: Time,
-        /// gRPC's code.
+        /// Code of the gRPC status.
         code: Code,
-        /// The server's words.
+        /// Message of the gRPC status.
         text: String,
     },
-    /// It may have been carried out, or may yet be: no answer came, or one that says so.
+    /// The request may have been carried out, or may still be. There was no answer, or an error
+    /// that leaves this open.
     Unknown {
-        /// Why.
+        /// Reason why the outcome is unknown.
         text: String,
     },
 }
 
-/// An answer as it came.
+/// Content of an answer, as the client received it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    /// Of a write.
+    /// Answer to a write.
     Written(apply::Response),
-    /// Of a read.
+    /// Answer to a read.
     Found(node_proto::etcdserverpb::RangeResponse),
 }
 
-/// One that watches, now at this member and then at that one.
+/// A client that watches at changing members, with one stream at a time.
 #[derive(Clone, Debug)]
 pub struct Watcher {
-    /// As which user.
+    /// User that the watcher had authenticated as.
     pub user: Option<String>,
-    /// What for; where it begins is said by each stream.
+    /// Request to create the watch, but for its start revision, which each stream has.
     pub wants: WatchCreateRequest,
-    /// One after the other.
+    /// Streams in order of time.
     pub streams: Vec<Stream>,
 }
 
 /// One stream of a watcher.
 #[derive(Clone, Debug)]
 pub struct Stream {
-    /// At which member.
+    /// Number of the member that served the stream.
     pub member: usize,
-    /// The first revision that it asked for: the first that it was not told of. 0: whichever is next.
+    /// Start revision of the stream's watch: the first revision that the watcher had not received.
+    /// 0 stands for the next revision.
     pub start_revision: i64,
-    /// All that came, and when.
+    /// All responses, with the times of their arrival.
     pub heard: Vec<(Time, WatchResponse)>,
 }
 
-/// What must hold.
+/// A property that every history must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
-    /// What was refused has not happened, and what happened once was asked for once.
+    /// A refused request has not happened, and every other request happened at most once.
     HappenedAsAsked,
-    /// Every revision was made by somebody's request.
+    /// Every revision was made by a request in the history, or by the expiry of a lease.
     NothingFromNowhere,
-    /// Two requests don't share a revision.
+    /// No two requests made one revision.
     OneRequestPerRevision,
-    /// Every answer is the model's, at its revision.
+    /// Every answer equals the model's answer at the same revision.
     AnswersAreTheModels,
-    /// The order agrees with real time.
+    /// The order of revisions agrees with real time.
     RealTime,
-    /// Nothing is refused without a reason.
+    /// Every refusal has a reason.
     RefusedForAReason,
-    /// A lease doesn't end before its time.
+    /// A lease doesn't expire before its TTL has passed.
     LeasesLast,
-    /// Who may not is refused, and told nothing.
+    /// A user without permission is refused, and receives no data.
     Permitted,
-    /// A watcher is told each change once, in order, and none is left out.
+    /// A watcher receives every change once and in order.
     WatchInOrder,
-    /// All changes of a revision come at once.
+    /// A watcher receives all changes of a revision at once.
     WatchWholeRevisions,
-    /// Nothing is told after a notice that it was all told.
+    /// A watcher receives no event that an earlier progress notification covered.
     WatchProgress,
-    /// An event is what the model says that happened.
+    /// Every event equals the model's change.
     WatchEvents,
-    /// In the end a watcher has been told everything.
+    /// In the end a watcher has received all changes.
     WatchEverything,
 }
 
-/// A broken promise.
+/// A violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which one.
+    /// The rule that was violated.
     pub rule: Rule,
-    /// By what.
+    /// Description of the violation.
     pub what: String,
 }
 
@@ -183,31 +189,31 @@ impl std::fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// What a history was, for who wants to know that it was worth judging.
+/// Counts that show whether a history was worth checking.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Requests that were answered.
+    /// Number of answered requests.
     pub answered: usize,
-    /// Refused ones.
+    /// Number of refused requests.
     pub refused: usize,
-    /// Of those, who may not.
+    /// Number of requests refused for lack of permission; `refused` includes them.
     pub denied: usize,
-    /// Those whose outcome nobody was told.
+    /// Number of requests whose outcome is unknown.
     pub unknown: usize,
-    /// Of those, writes that have happened nevertheless.
+    /// Number of writes with an unknown outcome that happened; `unknown` includes them.
     pub happened: usize,
-    /// Terms that answers came from.
+    /// Number of different Raft terms in the answers.
     pub terms: usize,
-    /// Streams on which a watcher went on.
+    /// Number of streams that continued an earlier stream's watch.
     pub resumed: usize,
-    /// Events that watchers were told.
+    /// Number of events that watchers received.
     pub events: usize,
 }
 
-/// Judges all of it.
+/// Checks a whole history.
 ///
 /// # Errors
-/// The first broken promise that was found.
+/// Returns the first violation that was found.
 pub fn judge(history: &History) -> Result<Report, Violation> {
     let (model, mut report) = serial::check(history)?;
     for (number, watcher) in history.watchers.iter().enumerate() {
@@ -224,7 +230,7 @@ pub fn judge(history: &History) -> Result<Report, Violation> {
 }
 
 impl Request {
-    /// When its outcome was told.
+    /// Returns the time of the answer or refusal, if there was one.
     fn end(&self) -> Option<Time> {
         match &self.came {
             Came::Answered { end, .. } | Came::Refused { end, .. } => Some(*end),
@@ -232,7 +238,7 @@ impl Request {
         }
     }
 
-    /// What it was answered, and at which revision.
+    /// Returns the answer and its revision, if there was an answer.
     fn answer(&self) -> Option<(&Answer, i64)> {
         match &self.came {
             Came::Answered { answer, .. } => Some((answer, answer.header()?.revision)),
@@ -244,7 +250,8 @@ impl Request {
         matches!(self.came, Came::Unknown { .. })
     }
 
-    /// Who asks. Users are made before all else, so that whoever asks knows their newest revision.
+    /// Returns the caller for the model. Users are created before all requests, so every caller
+    /// knows their newest revision.
     fn caller(&self) -> Option<Caller> {
         caller(self.user.as_deref())
     }
@@ -256,7 +263,7 @@ fn caller(user: Option<&str>) -> Option<Caller> {
 }
 
 impl Answer {
-    /// Its header; an answer without one is not the model's.
+    /// Returns the answer's header. Every answer of the model has one.
     fn header(&self) -> Option<&ResponseHeader> {
         match self {
             Self::Found(found) => found.header.as_ref(),
@@ -269,7 +276,8 @@ impl Answer {
         }
     }
 
-    /// The same with nothing in the header but the revision, which is all that a model knows.
+    /// Returns the answer with nothing but the revision in its header, since the model knows no
+    /// more.
     fn plain(&self) -> Self {
         let mut plain = self.clone();
         let header = match &mut plain {

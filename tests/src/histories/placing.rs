@@ -1,4 +1,5 @@
-//! Which request made which revision: answers say so, or a watcher has seen the values.
+//! Finds out which request made which revision, from the answers and from the values that watchers
+//! saw.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,23 +12,24 @@ use node_proto::mvccpb::{Event, event::EventType};
 
 use super::{Answer, Asked, Came, History, Rule, Violation, Watcher};
 
-/// What may have made a revision that has deletes only, which look alike.
+/// A possible cause of a revision that consists of deletes only. Such revisions contain no value
+/// that would identify the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Cause {
-    /// The request of this number.
+    /// The request with this number.
     Request(usize),
-    /// The time of this lease was over.
+    /// The expiry of the lease with this id.
     Expiry(i64),
 }
 
-/// See the module.
+/// The requests of a history by revision.
 #[derive(Debug)]
 pub(super) struct Placing {
-    /// Who made it, by revision.
+    /// Request that made the revision, if an answer or a value identifies it.
     pub made: BTreeMap<i64, usize>,
-    /// Of revisions that nobody is known for by an answer or a value, the keys that were deleted.
+    /// Deleted keys of each revision that neither an answer nor a value identifies.
     pub deleted: BTreeMap<i64, Vec<Bytes>>,
-    /// What is left: answered at this revision, without having made it.
+    /// Requests that were answered at this revision without having made it.
     pub others: BTreeMap<i64, Vec<usize>>,
 }
 
@@ -53,7 +55,7 @@ impl Placing {
         Ok(placing)
     }
 
-    /// Takes what watchers of everything have seen.
+    /// Identifies revisions from the events of watchers of all keys.
     fn see(&mut self, history: &History) -> Result<(), Violation> {
         let mut values: HashMap<&Bytes, usize> = HashMap::new();
         for (number, request) in history.requests.iter().enumerate() {
@@ -87,7 +89,7 @@ impl Placing {
     }
 }
 
-/// By revision, what the first watcher of everything was told of it.
+/// Returns the events of each revision, as the first watcher of all keys received them.
 fn evidence(history: &History) -> BTreeMap<i64, Vec<&Event>> {
     let mut evidence = BTreeMap::new();
     for watcher in history.watchers.iter().filter(|watcher| sees_everything(watcher)) {
@@ -111,7 +113,7 @@ fn sees_everything(watcher: &Watcher) -> bool {
     wants.key[..] == [0] && wants.range_end[..] == [0] && wants.filters.is_empty()
 }
 
-/// The values that a write may put.
+/// Returns the values that a write may put.
 fn puts<'o>(operation: &'o Operation) -> Vec<&'o Bytes> {
     match operation {
         Operation::Put(put) => vec![&put.value],
@@ -126,7 +128,8 @@ fn puts<'o>(operation: &'o Operation) -> Vec<&'o Bytes> {
     }
 }
 
-/// Whether the answer says that a revision was made. That of a lease's end doesn't say.
+/// Whether the answer shows that the request made a revision. The answer to a lease revocation
+/// doesn't show it.
 pub(super) fn has_made_one(answer: &Answer) -> bool {
     let has_changed = |response: &response_op::Response| match response {
         response_op::Response::ResponsePut(_) => true,
@@ -143,8 +146,8 @@ pub(super) fn has_made_one(answer: &Answer) -> bool {
     }
 }
 
-/// Gives each revision a cause of its own, of those that fit it (Kuhn 1955); or one for which there is
-/// none left.
+/// Assigns to each revision a cause of its own among those that fit, by bipartite matching (Kuhn
+/// 1955). Fails with a revision for which none is left.
 pub(super) fn assign(fits: &BTreeMap<i64, Vec<Cause>>) -> Result<(), i64> {
     let mut taken = BTreeMap::new();
     for revision in fits.keys() {
@@ -173,7 +176,7 @@ fn give(
     false
 }
 
-/// Whether this can be the cause of what nobody was told.
+/// Whether this request can be the cause of a revision that only deletes and has no answer.
 pub(super) fn is_lost_delete(asked: &Asked, came: &Came) -> bool {
     matches!(came, Came::Unknown { .. })
         && matches!(asked, Asked::Write(Operation::DeleteRange(_) | Operation::LeaseRevoke(_)))

@@ -1,10 +1,12 @@
-//! One order of all requests, in which every answer is right: that of their revisions.
+//! Checks all requests in the order of their revisions, in which every answer must be right.
 //!
-//! A change stands at its revision; what changed nothing stands after the change whose revision its
-//! answer names. The order has to agree with real time: what begins once somebody knows a revision is
-//! answered at that revision or above, and above it if it makes one; only serializable reads may look
-//! back. So a write that was lost, a read that is too old and a value from nowhere all show as an
-//! answer that is not the model's, or as one that comes too late in the order.
+//! A change is placed at its revision. A request without a change is placed after the change whose
+//! revision its answer has. This order must agree with real time. A request that begins when a
+//! client or watcher knows a revision must be answered at that revision or a later one, and at a
+//! later one if it makes a revision. Only serializable reads may return older data.
+//!
+//! So a lost write, a stale read, and a value that no client wrote are all detected. Either the
+//! answer differs from the model's, or it comes too late in the order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,10 +25,10 @@ use super::placing::{Cause, Placing, assign, is_lost_delete};
 use super::{Answer, Asked, Came, History, Report, Request, Rule, Time, Violation};
 use crate::model::{Model, State};
 
-/// Puts all requests in order and replays them; the model with all that has happened.
+/// Replays all requests in order. Returns the model after the last one.
 ///
 /// # Errors
-/// The first broken promise that was found.
+/// Returns the first violation that was found.
 pub fn check(history: &History) -> Result<(Model, Report), Violation> {
     let placing = Placing::of(history)?;
     let mut replay = Replay {
@@ -66,18 +68,18 @@ pub fn check(history: &History) -> Result<(Model, Report), Violation> {
     Ok((replay.model, report))
 }
 
-/// What is known of a lease from who has it.
+/// Knowledge about a lease from its client's requests.
 #[derive(Debug)]
 struct Lease {
-    /// Its client knew of it.
+    /// Time when the client knew of the lease.
     granted: Time,
-    /// Its time isn't over before.
+    /// Time before which the lease must not expire.
     over: Time,
-    /// Requests that end it.
+    /// Numbers of the requests that revoke it.
     revokes: Vec<usize>,
 }
 
-/// Those whose grant was answered; nobody uses another.
+/// Returns the leases whose grant was answered; clients use no others.
 fn leases(history: &History) -> BTreeMap<i64, Lease> {
     let mut leases = BTreeMap::new();
     for request in &history.requests {
@@ -103,15 +105,15 @@ struct Replay<'h> {
     history: &'h History,
     known: Known,
     model: Model,
-    /// Given to the model so far.
+    /// Number of entries applied to the model.
     entries: u64,
     leases: BTreeMap<i64, Lease>,
-    /// Leases whose answered revocation has made a revision.
+    /// Numbers of the answered revocations that made a revision.
     ended: BTreeSet<usize>,
 }
 
 impl Replay<'_> {
-    /// How many writes have happened whose outcome nobody was told.
+    /// Replays all revisions. Returns how many writes with an unknown outcome have happened.
     fn run(&mut self, placing: &Placing) -> Result<usize, Violation> {
         let lost: Vec<usize> = (0..self.history.requests.len())
             .filter(|number| {
@@ -148,7 +150,7 @@ impl Replay<'_> {
         Ok(happened)
     }
 
-    /// The answered revocation that made this revision, which nobody else has.
+    /// Returns the answered revocation that made this revision, if no other request made it.
     fn revoked(&mut self, placing: &Placing, revision: i64) -> Option<usize> {
         let others = placing.others.get(&revision)?;
         let number = others.iter().copied().find(|number| {
@@ -160,7 +162,7 @@ impl Replay<'_> {
         Some(number)
     }
 
-    /// This request made this revision.
+    /// Applies the request that made this revision, and compares its answer.
     fn made(&mut self, number: usize, revision: i64) -> Result<(), Violation> {
         let request = &self.history.requests[number];
         let Asked::Write(operation) = &request.asked else {
@@ -179,7 +181,7 @@ impl Replay<'_> {
         self.reached(revision, request)
     }
 
-    /// This request was answered at this revision, and something else has made it.
+    /// Compares the answer of a request at this revision that some other request made.
     fn other(&mut self, number: usize, revision: i64) -> Result<(), Violation> {
         if self.ended.contains(&number) {
             return Ok(());
@@ -206,7 +208,8 @@ impl Replay<'_> {
         self.reached(revision, request)
     }
 
-    /// What may have deleted these keys; it is done to the model, on which each of them does the same.
+    /// Returns the possible causes of deleting these keys, and applies one to the model. All of
+    /// them change the model alike.
     fn causes(
         &mut self,
         keys: Option<&[Bytes]>,
@@ -239,7 +242,8 @@ impl Replay<'_> {
         Ok(causes)
     }
 
-    /// What would delete these keys and no others now, and when it may have begun.
+    /// Returns the causes that would delete exactly these keys now, each with the earliest time of
+    /// its begin.
     fn fitting(&self, keys: &[Bytes], lost: &[usize]) -> Vec<(Cause, Time)> {
         let requests = lost.iter().map(|number| {
             let request = &self.history.requests[*number];
@@ -261,7 +265,8 @@ impl Replay<'_> {
         fits.map(|(cause, _, begin)| (cause, begin)).collect()
     }
 
-    /// Nothing has deleted these keys; this would have, later.
+    /// Returns the violation for deleted keys without a cause. `too_late` is a cause that would
+    /// fit, but began later.
     fn no_cause(
         &self,
         keys: Option<&[Bytes]>,
@@ -318,7 +323,7 @@ impl Replay<'_> {
         }
     }
 
-    /// The model stands where the answers say.
+    /// Checks that the model has reached the revision of the answer.
     fn reached(&self, revision: i64, request: &Request) -> Result<(), Violation> {
         let newest = self.model.newest();
         if newest == revision {
@@ -346,23 +351,23 @@ impl Replay<'_> {
         Err(Violation::new(Rule::RealTime, what))
     }
 
-    /// Whether what was refused had to be, or could be.
+    /// Checks that a refusal has a reason.
     fn refusal(&self, request: &Request) -> Result<(), Violation> {
         let Came::Refused { end, code, text } = &request.came else { return Ok(()) };
         let permitted = self.permitted(request);
         let has_reason = match code {
             Code::PermissionDenied => permitted.is_err(),
-            // A member that has just started knows no token, nor does one that lags behind.
+            // A member that has just started knows no token yet, nor does one that lags behind.
             Code::Unauthenticated => request.user.is_some(),
             Code::NotFound => self.may_lack_its_lease(request, *end),
-            // A member that lags behind doesn't have it yet.
+            // A member that lags behind has not reached this revision yet.
             Code::OutOfRange => match &request.asked {
                 Asked::Read(range) => {
                     range.serializable || range.revision > self.known.before(request.begin)
                 }
                 Asked::Write(_) => false,
             },
-            // A full queue.
+            // The member's queue was full.
             Code::ResourceExhausted => true,
             _ => false,
         };
@@ -382,7 +387,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Whether some lease that it names may not have been there.
+    /// Whether some lease in the request may not have existed when it was handled.
     fn may_lack_its_lease(&self, request: &Request, end: Time) -> bool {
         let Asked::Write(operation) = &request.asked else { return false };
         named_leases(operation).into_iter().any(|id| {
@@ -396,7 +401,8 @@ impl Replay<'_> {
     }
 }
 
-/// At one revision, leases are granted before they are used, and end afterwards.
+/// Rank of requests at one revision: leases are granted before they are used, and revoked
+/// afterwards.
 fn rank(request: &Request) -> u8 {
     match &request.asked {
         Asked::Write(Operation::LeaseGrant(_)) => 0,
@@ -405,7 +411,8 @@ fn rank(request: &Request) -> u8 {
     }
 }
 
-/// A member may give a lease more time than was asked for, never less.
+/// Returns the operation with the TTL that the member granted, which may be longer than requested
+/// but never shorter.
 fn as_granted(operation: &Operation, request: &Request) -> Operation {
     let mut operation = operation.clone();
     if let Operation::LeaseGrant(asked) = &mut operation

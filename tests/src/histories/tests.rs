@@ -1,4 +1,4 @@
-//! Each rule finds its own violation, and what is right is taken.
+//! Tests that each rule detects its violation, and that correct histories pass.
 
 mod watches;
 
@@ -29,10 +29,10 @@ use crate::model::{Change as KeyChange, Model, State};
 
 const SECOND: Time = 1_000_000_000;
 
-/// Makes a right history wrong.
+/// Changes a correct history into a wrong one.
 type Wrong = fn(&mut History);
 
-/// Writes down a history in which all is right: everything happens at once, one after the other.
+/// Builds a correct history, whose requests follow one another on the model.
 #[derive(Default)]
 struct Book {
     history: History,
@@ -43,7 +43,7 @@ struct Book {
 }
 
 impl Book {
-    /// Asked and answered; the number of the request.
+    /// Adds a request and the model's answer. Returns the number of the request.
     fn ask(&mut self, asked: impl Into<Asked>) -> usize {
         let asked = asked.into();
         let answer = match &asked {
@@ -60,13 +60,13 @@ impl Book {
         self.came(asked, Came::Answered { end, answer })
     }
 
-    /// Asked, and done, and nobody was told.
+    /// Adds a write that is carried out, but whose outcome is unknown.
     fn lose(&mut self, operation: Operation) -> usize {
         self.apply(operation.clone()).expect("the test asks for what can be");
         self.drop(operation)
     }
 
-    /// Asked and not done; nobody was told.
+    /// Adds a write that is not carried out, and whose outcome is unknown.
     fn drop(&mut self, operation: Operation) -> usize {
         self.came(Asked::Write(operation), Came::Unknown { text: "no answer".to_owned() })
     }
@@ -92,7 +92,7 @@ impl Book {
         self.model.done(self.entries).expect("it was applied").outcome.clone()
     }
 
-    /// A user for each of these ranges, who is called as it.
+    /// Creates a user for each of these prefixes, named as the prefix, and `root`. Enables auth.
     fn users(&mut self, prefixes: &[&'static str]) {
         let mut changes = Vec::new();
         for name in prefixes.iter().chain(&["root"]).map(|name| (*name).to_owned()) {
@@ -117,8 +117,8 @@ impl Book {
         self.history.users = changes;
     }
 
-    /// Somebody who has watched from the first revision to the last: at one member up to the middle, and
-    /// at another one from there.
+    /// Adds a watcher of all revisions. It watches at one member up to the middle, and from there
+    /// at another one.
     fn watch(&mut self, user: Option<&str>, wants: WatchCreateRequest) {
         let at = self.now;
         let last = self.model.newest();
@@ -156,7 +156,7 @@ impl Book {
         Event { r#type: kind.into(), kv: Some(change.kv.clone()), prev_kv: before.cloned() }
     }
 
-    /// With a watcher of everything.
+    /// Adds a watcher of all keys, and returns the history.
     fn end(mut self) -> History {
         let user = self.history.users.first().map(|_| "root");
         self.watch(user, WatchCreateRequest { prev_kv: true, ..everything() });
@@ -213,7 +213,7 @@ fn read(key: &'static str) -> RangeRequest {
     RangeRequest { key: key.into(), ..RangeRequest::default() }
 }
 
-/// If `key` has this version: puts two keys; else reads it.
+/// Returns a transaction that puts two keys if `key` has this version, and otherwise reads `key`.
 fn txn(key: &'static str, version: i64, values: [&'static str; 2]) -> Operation {
     let compare = vec![Compare {
         target: CompareTarget::Version.into(),
@@ -235,7 +235,7 @@ fn rule(history: &History) -> Rule {
     rule
 }
 
-/// The revision that an answer names.
+/// Returns the header of an answered write.
 fn header(history: &mut History, request: usize) -> &mut ResponseHeader {
     let Came::Answered { answer: Answer::Written(answer), .. } =
         &mut history.requests[request].came
@@ -280,14 +280,14 @@ fn what_is_right_is_taken() {
     book.watch(None, WatchCreateRequest { key: "a".into(), ..WatchCreateRequest::default() });
     let report = judge(&book.end()).expect("it is right");
     let (answered, refused, unknown, happened) = (11, 1, 3, 2);
-    // Of 7 changes, 2 are deletes, and 4 are of "a".
+    // Of the 7 changes, 2 are deletes and 4 are changes of "a".
     let (terms, resumed, events) = (1, 3, 7 + 2 + 4);
     let expected =
         Report { answered, refused, denied: 0, unknown, happened, terms, resumed, events };
     assert_eq!(report, expected);
 }
 
-/// Puts, a read of each, and a transaction that changes two keys.
+/// Returns a history with puts, reads, and a transaction that changes two keys.
 fn story() -> History {
     let mut book = Book::default();
     book.ask(put("a", "1"));
@@ -313,7 +313,8 @@ fn a_story_is_right() {
 
 #[test]
 fn a_lost_write_is_found() {
-    // Acknowledged by a leader that was none any more: the next leader gave the revision to another.
+    // A deposed leader acknowledged the write, and the next leader gave its revision to another
+    // one.
     let mut book = Book::default();
     let lost = book.ask(put("a", "1"));
     let mut other = Book { now: book.now, ..Book::default() };
@@ -321,7 +322,7 @@ fn a_lost_write_is_found() {
     let mut history = other.end();
     history.requests.push(book.history.requests[lost].clone());
     assert_eq!(rule(&history), Rule::OneRequestPerRevision);
-    // And nobody had it yet.
+    // Here no later write has the lost write's revision.
     let mut book = Book::default();
     book.ask(put("a", "1"));
     let mut history = book.end();
@@ -342,7 +343,7 @@ fn a_stale_read_is_found_unless_it_may_be() {
     let Asked::Read(request) = &mut history.requests[SECOND_READ].asked else { panic!("a read") };
     request.serializable = true;
     judge(&history).expect("it may look back");
-    // Whoever asked before the change was known may have been answered before it.
+    // A read that began before the change was known may be answered without it.
     let Asked::Read(request) = &mut history.requests[SECOND_READ].asked else { panic!("a read") };
     request.serializable = false;
     history.requests[SECOND_READ].begin = history.requests[SECOND_PUT].begin;
@@ -355,7 +356,8 @@ fn a_read_that_a_watcher_was_ahead_of_is_found() {
     let began = history.requests[FIRST_READ].begin;
     for (at, response) in &mut history.watchers[0].streams[0].heard {
         let header = response.header.as_ref().expect("it has one");
-        // The story's middle, and not what comes after the read.
+        // Move the responses of the story's first half before the read, but none with later
+        // changes.
         *at = if header.revision == 3 { began - 1 } else { *at };
     }
     judge(&history).expect("no more than the read has");
@@ -449,7 +451,7 @@ fn a_lost_answer_is_placed_where_its_value_was_seen() {
     history.requests[LAST_PUT].came = unknown();
     history.requests[TXN].came = unknown();
     assert_eq!(judge(&history).expect("they have happened").happened, 2);
-    // But not before it was asked for.
+    // A write must not happen before its request was sent.
     history.requests[TXN].came = story().requests[TXN].came.clone();
     history.requests[SECOND_PUT].came = unknown();
     history.requests[SECOND_PUT].begin = history.requests[LAST_PUT].begin;
@@ -472,7 +474,8 @@ fn each_delete_without_an_author_takes_one_whose_answer_was_lost() {
     for (value, again) in [("1", "2"), ("3", "4")] {
         book.ask(put("a", value));
         book.ask(put("b", again));
-        // It deletes "a" alone, or both, as it may happen later.
+        // The first delete removes "a" alone. The second would remove both keys, or only "b" if it
+        // comes later.
         book.lose(delete("a"));
         let both =
             DeleteRangeRequest { key: "a".into(), range_end: "c".into(), ..Default::default() };
@@ -505,7 +508,7 @@ fn a_delete_that_nobody_asked_for_is_found() {
     assert_eq!(rule(&history), Rule::NothingFromNowhere, "it was refused");
 }
 
-/// A key with a lease that is revoked, then a read of it.
+/// Returns a history with a key whose lease is revoked, and a later read of the key.
 fn with_lease() -> History {
     let mut book = Book::default();
     book.ask(grant(7, 600));
@@ -554,7 +557,7 @@ fn a_lease_that_ends_by_itself_has_had_its_time() {
         book.ask(grant(7, 10));
         book.ask(put_with("a", "1", 7));
         book.now += slept;
-        // As a leader's clock does it: nobody has asked.
+        // A leader's clock does this, without a request by a client.
         book.apply(revoke(7)).expect("it is there");
         book.ask(read("a"));
         let found = judge(&book.end()).err().map(|violation| violation.rule);
@@ -607,7 +610,7 @@ fn who_may_not_is_refused_and_told_nothing() {
     let mut refused = book();
     refused.refuse(put("a/1", "3"), Code::PermissionDenied);
     assert_eq!(rule(&refused.end()), Rule::RefusedForAReason);
-    // What the one did, the other one was told, and did.
+    // Pretend that user "b" made the write or the read of user "a".
     for request in 0..2 {
         let mut history = book().end();
         history.requests[request].user = Some("b".to_owned());
@@ -625,7 +628,7 @@ fn who_may_not_is_refused_and_told_nothing() {
 
 #[test]
 fn a_long_history_is_judged_in_no_time() {
-    // Quadratic work would take minutes.
+    // With quadratic work this would take minutes.
     let mut book = Book::default();
     for number in 0..30_000 {
         let key = Bytes::from(format!("key-{}", number % 1_000));

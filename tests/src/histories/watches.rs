@@ -1,6 +1,6 @@
-//! What a watcher was told is what happened: each change that it wants once, in order, whole revisions at
-//! a time, from the first to the last, at whichever member; and a notice that all was told up to a
-//! revision is true.
+//! Checks the responses that a watcher received. It must receive each matching change once, in
+//! order, and whole revisions at a time, from whichever member. A progress notification must be
+//! true.
 
 use muster_node::mvcc::{KeyRange, Revision};
 use node_proto::etcdserverpb::WatchResponse;
@@ -10,10 +10,10 @@ use node_proto::mvccpb::{Event, KeyValue, event::EventType};
 use super::{Rule, Stream, Violation, Watcher, caller};
 use crate::model::{Change, Model};
 
-/// Judges one watcher; how many events it was told.
+/// Checks one watcher, and returns the number of its events.
 ///
 /// # Errors
-/// The first broken promise that was found.
+/// Returns the first violation that was found.
 pub fn check(watcher: &Watcher, model: &Model, last: i64) -> Result<usize, Violation> {
     let wants = &watcher.wants;
     let may = model.users.may_read(
@@ -46,7 +46,7 @@ pub fn check(watcher: &Watcher, model: &Model, last: i64) -> Result<usize, Viola
     }
 }
 
-/// A watcher who may not is told nothing.
+/// Checks that a watcher without permission received nothing.
 fn refused(watcher: &Watcher) -> Result<usize, Violation> {
     let heard = watcher.streams.iter().flat_map(|stream| &stream.heard);
     let mut told = heard.map(|(_, response)| response).filter(|response| !response.canceled);
@@ -65,9 +65,10 @@ struct Telling<'m> {
     no_delete: bool,
     prev_kv: bool,
     model: &'m Model,
-    /// What comes after it is not judged.
+    /// Last revision to check.
     last: i64,
-    /// Everything up to here; not known before it has begun.
+    /// Revision up to which the watcher has received all changes; `None` before the watch is
+    /// created.
     told: Option<i64>,
     events: usize,
 }
@@ -107,7 +108,8 @@ impl Telling<'_> {
             let revision = revision(first)?;
             let count = events.iter().take_while(|event| at(event) == revision).count();
             if revision > self.last {
-                // It is not judged, but says that all before it was told.
+                // The revision itself is not checked, but it shows that all earlier ones should
+                // have been received.
                 self.all_told(self.last, Rule::WatchInOrder)?;
                 break;
             }
@@ -123,7 +125,7 @@ impl Telling<'_> {
         }
     }
 
-    /// All was told up to this revision, it says; `rule` is broken if it was not.
+    /// Checks that all changes up to `revision` have been received; otherwise `rule` is violated.
     fn all_told(&mut self, revision: i64, rule: Rule) -> Result<(), Violation> {
         let told = self.begun()?;
         if let Some(left) = self.wanted(told, revision).first() {
@@ -180,7 +182,7 @@ impl Telling<'_> {
         self.told.ok_or_else(|| Violation::new(Rule::WatchInOrder, what))
     }
 
-    /// Changes that it wants after `told`, up to `revision`.
+    /// Returns the matching changes after revision `told`, up to `revision`.
     fn wanted(&self, told: i64, revision: i64) -> Vec<&Change> {
         let changes = self.model.changes_after(Revision { main: told, sub: u32::MAX });
         let changes = changes.iter().take_while(|change| change.at.main <= revision);

@@ -1,4 +1,4 @@
-//! One build of the copy, and where its programs are.
+//! Builds the mutated copy once, and finds the paths of its programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,18 +10,18 @@ use serde_json::Value;
 use super::list::{Finder, Mutant};
 use super::tree::crate_of;
 
-/// A test program: whose, and which.
+/// A test program of a package.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Program {
-    /// The unit tests of a package's library, or of its program if it has no library.
+    /// Unit tests of a package's library, or of its program if it has no library.
     Unit(String),
-    /// An integration test.
+    /// An integration test: its package and its name.
     Test(String, String),
-    /// The simulation.
+    /// The simulation of nodes.
     Sim,
 }
 
-/// The name of the package in `directory`, from its Cargo.toml.
+/// Returns the name of the package in `directory`, from its Cargo.toml.
 pub fn package_name(root: &Path, directory: &Path) -> Result<String> {
     let manifest = fs_err::read_to_string(root.join(directory).join("Cargo.toml"))?;
     let name = manifest.lines().find_map(|line| line.strip_prefix("name = \""));
@@ -29,7 +29,7 @@ pub fn package_name(root: &Path, directory: &Path) -> Result<String> {
     Ok(name.with_context(|| format!("{}: no name", directory.display()))?.to_owned())
 }
 
-/// The program that a finder of `mutant` runs.
+/// Returns the program that a finder of `mutant` runs.
 pub fn program(root: &Path, mutant: &Mutant, finder: &Finder) -> Result<Program> {
     Ok(match finder {
         Finder::Sim { .. } => Program::Sim,
@@ -55,7 +55,7 @@ fn cargo(scratch: &Path, target: &Path, arguments: &[&str]) -> Result<Vec<Value>
     Ok(lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
-/// Builds what is asked for; where each program is.
+/// Builds the wanted programs, and returns the path of each.
 pub fn build(
     scratch: &Path,
     target: &Path,
@@ -63,7 +63,7 @@ pub fn build(
 ) -> Result<BTreeMap<Program, PathBuf>> {
     let ends = |program: &Program| matches!(program, Program::Test(p, _) if p == "muster-tests");
     if wanted.iter().any(ends) {
-        // Those run what a user would.
+        // The tests of this package run the built programs, as a user would.
         let programs = ["-p", "muster-node", "-p", "muster-agent", "-p", "muster-discovery"];
         cargo(scratch, target, &[&["build", "-q", "--bins"][..], &programs].concat())?;
     }

@@ -1,43 +1,43 @@
-//! The lists of mutants: what a file of them says.
+//! Parser for the lists of mutants.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Something that should find a mutant.
+/// Tests that should find a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Finder {
-    /// Unit tests of a package (the mutated file's own, if it isn't named) whose names contain one
-    /// of the filters; all if there is none.
+    /// Unit tests of a package whose names contain one of the filters; without filters all tests.
+    /// The default package is that of the mutated file.
     Unit { package: Option<String>, filters: Vec<String> },
-    /// So many histories of the simulation.
+    /// The simulation, with this number of histories.
     Sim { histories: u64 },
-    /// An integration test of a package: its name, then filters.
+    /// An integration test: its package, its name, and filters for its tests.
     Test { package: String, name: String, filters: Vec<String> },
 }
 
-/// One small bug.
+/// A small bug, as a replacement of a piece of source text.
 #[derive(Clone, Debug)]
 pub struct Mutant {
-    /// Its number, also in what replaces the text.
+    /// Number of the mutant, which its replacement text also contains.
     pub id: u32,
-    /// The name of its list.
+    /// Name of its list: the file name without `.txt`.
     pub list: String,
-    /// What it does wrong.
+    /// Description of the bug.
     pub title: String,
-    /// Where, from the workspace's root on.
+    /// Path of the mutated file in the workspace.
     pub file: PathBuf,
-    /// What stands there.
+    /// Source text that the mutant replaces.
     pub text: String,
-    /// What stands there instead.
+    /// Text with the bug.
     pub replacement: String,
-    /// What should find it, cheapest first.
+    /// Tests that should find it, cheapest first.
     pub finders: Vec<Finder>,
-    /// Why no test can find it.
+    /// Reason why no test can find it, if that is so.
     pub equivalent: Option<String>,
 }
 
-/// All mutants of the `*.txt` files of a directory, by number.
+/// Reads all `*.txt` files of a directory, and returns their mutants by number.
 pub fn read_all(directory: &Path) -> Result<Vec<Mutant>> {
     let mut mutants = Vec::new();
     for entry in fs_err::read_dir(directory)? {
@@ -57,7 +57,7 @@ pub fn read_all(directory: &Path) -> Result<Vec<Mutant>> {
     Ok(mutants)
 }
 
-/// Reads the text of one list.
+/// Parses the text of one list.
 pub fn parse(list: &str, text: &str) -> Result<Vec<Mutant>> {
     let mut lines = text.lines().peekable();
     let mut mutants = Vec::new();
@@ -135,8 +135,8 @@ fn until<'a>(lines: &mut impl Iterator<Item = &'a str>, end: &str) -> Result<Str
     bail!("{end} is missing")
 }
 
-/// Whether a number is one of `only`: numbers, ranges (1301-1318), or patterns in which x is any
-/// digit.
+/// Whether a number is selected by `only`: numbers, ranges such as 1301-1318, or patterns in which
+/// x is any digit. An empty `only` selects all.
 pub fn is_chosen(id: u32, only: &[String]) -> bool {
     let digits = id.to_string();
     let fits = |pattern: &String| {

@@ -1,10 +1,12 @@
-//! `make mutants`: small bugs, put in one at a time, and the tests that should find them.
+//! `make mutants`: inserts small bugs one at a time, and runs the tests that should find them.
 //!
-//! A mutant is data (`tests/mutants/*.txt`, described in CONTRIBUTING.md): a text that stands
-//! exactly once in one file of the product, and another in its place that asks
-//! `crate::mutant(ID)` whether this run has the bug. So the product's sources know nothing of it,
-//! and one build holds them all: [`tree`] copies the workspace and rewrites it, [`build`] builds
-//! the copy once, [`run`] starts the tests of each mutant with `MUTANT=ID`.
+//! A mutant is data (`tests/mutants/*.txt`, described in CONTRIBUTING.md). It consists of a text
+//! that occurs exactly once in one source file, and a replacement. The replacement calls
+//! `crate::mutant(ID)`, which tells whether this run has the bug.
+//!
+//! So the source files contain nothing about mutants, and one build contains all of them. [`tree`]
+//! copies the workspace and inserts the mutants, [`build`] builds the copy once, and [`run`] runs
+//! the tests of each mutant with `MUTANT=ID`.
 
 pub mod build;
 pub mod list;

@@ -1,4 +1,4 @@
-//! Runs finders against a mutant.
+//! Runs the finders of a mutant.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt as _;
@@ -12,39 +12,39 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::build::{Program, program};
 use super::list::{Finder, Mutant};
 
-/// Characters that are told of what a finder said.
+/// Maximum length in characters of a finder's reported result.
 const HEADLINE: usize = 160;
-/// How often a running test is looked at.
+/// Interval between two looks at a running test.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What came of a finder.
+/// Result of a finder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing: all its tests passed.
+    /// All its tests passed.
     Nothing,
-    /// A test failed, or the simulation found a violation: in its own words.
+    /// Name of the failed test, or the violation that the simulation found.
     By(String),
-    /// It says neither: why.
+    /// Reason why the finder has no result.
     Unclear(String),
 }
 
-/// Where things are.
+/// Everything that is needed to run finders.
 pub struct Bench<'a> {
-    /// The mutated tree.
+    /// Folder of the mutated copy.
     pub scratch: &'a Path,
-    /// Its programs.
+    /// Paths of the built test programs.
     pub programs: &'a BTreeMap<Program, PathBuf>,
-    /// How long one finder may take.
+    /// Time limit of one finder.
     pub limit: Duration,
 }
 
 impl Bench<'_> {
-    /// Runs one finder, with the mutant switched on or, to see that it passes without, off.
+    /// Runs a finder, with the mutant switched on or off. With it off the finder must pass.
     pub fn run(&self, mutant: &Mutant, finder: &Finder, switched_on: bool) -> Result<Found> {
         let which = program(self.scratch, mutant, finder)?;
         let path = self.programs.get(&which).context("it was built")?;
         let log = tempfile::NamedTempFile::new()?;
-        // What a test that is ended by force leaves behind goes with it.
+        // Files of a killed test are deleted with this folder.
         let temporary = tempfile::tempdir()?;
         let mut command = Command::new(path);
         match finder {
@@ -92,7 +92,7 @@ impl Bench<'_> {
     }
 }
 
-/// Ends a test and the programs that it has started.
+/// Kills a test and the programs that it has started.
 fn end(child: &mut Child) -> Result<()> {
     let id = i32::try_from(child.id())?;
     kill_process_group(Pid::from_raw(id).context("a child has a number")?, Signal::KILL)?;
@@ -100,7 +100,7 @@ fn end(child: &mut Child) -> Result<()> {
     Ok(())
 }
 
-/// The name of the first test that failed, or what the simulation found.
+/// Returns the name of the first failed test, or the simulation's violation.
 fn headline(said: &str) -> String {
     let failed = said.lines().find_map(|line| {
         let test = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
@@ -111,7 +111,7 @@ fn headline(said: &str) -> String {
     found.chars().take(HEADLINE).collect()
 }
 
-/// The directory of a package, where Cargo runs its tests.
+/// Returns the directory of a package, in which Cargo runs its tests.
 fn directory_of(scratch: &Path, package: &str) -> Option<PathBuf> {
     let manifest = fs_err::read_to_string(scratch.join("Cargo.toml")).ok()?;
     let members = manifest.split("members = [").nth(1)?.split(']').next()?;
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(headline(&format!("seed 4: {}", "x".repeat(9_999))).len(), HEADLINE);
     }
 
-    /// What comes of a shell script in the place of a test program.
+    /// Returns the result of a shell script that runs in place of a test program.
     fn found(script: &str) -> Found {
         use std::os::unix::fs::PermissionsExt as _;
         let scratch = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A copy of the workspace with all mutants in it.
+//! Makes a copy of the workspace with all mutants in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::list::Mutant;
 
-/// What each mutated crate gets.
+/// Function that is appended to each mutated crate.
 const SWITCH: &str = r#"
 /// Whether this run has the bug of this number in it.
 pub fn mutant(id: u32) -> bool {
@@ -18,8 +18,8 @@ pub fn mutant(id: u32) -> bool {
 }
 "#;
 
-/// Puts each mutant of one file in its place. Every text must stand there exactly once, and none
-/// may reach into another.
+/// Replaces the text of each mutant of one file. Every text must occur exactly once, and no two may
+/// overlap.
 fn mutate(source: &str, mutants: &[&Mutant]) -> Result<String> {
     let mut places = BTreeMap::new();
     for mutant in mutants {
@@ -42,7 +42,7 @@ fn mutate(source: &str, mutants: &[&Mutant]) -> Result<String> {
     Ok(out)
 }
 
-/// The directory of the crate that a file belongs to.
+/// Returns the directory of the crate that a file belongs to.
 pub fn crate_of(root: &Path, file: &Path) -> Result<PathBuf> {
     let mut directory = file.parent();
     while let Some(at) = directory {
@@ -54,7 +54,7 @@ pub fn crate_of(root: &Path, file: &Path) -> Result<PathBuf> {
     bail!("{} belongs to no crate", file.display())
 }
 
-/// All files of the workspace with all mutants in them, by path. Nothing is written.
+/// Returns the new content of each file that mutants change, by path. Writes nothing.
 pub fn mutated(root: &Path, mutants: &[Mutant]) -> Result<BTreeMap<PathBuf, String>> {
     let mut by_file: BTreeMap<&Path, Vec<&Mutant>> = BTreeMap::new();
     for mutant in mutants {
@@ -82,8 +82,8 @@ pub fn mutated(root: &Path, mutants: &[Mutant]) -> Result<BTreeMap<PathBuf, Stri
     Ok(files)
 }
 
-/// Makes `scratch` what the workspace's checked-out files are, with all mutants in them. What is as
-/// it was keeps its time, so that Cargo builds again only what changed.
+/// Makes `scratch` a copy of the workspace's files with all mutants. Unchanged files keep their
+/// modification time, so that Cargo rebuilds only what changed.
 pub fn copy(root: &Path, scratch: &Path, mutants: &[Mutant]) -> Result<()> {
     let mut mutated = mutated(root, mutants)?;
     let listed = Command::new("git")
@@ -148,7 +148,8 @@ mod tests {
         assert!(mutate("a b c d", &[&one, &inner]).unwrap_err().to_string().contains("overlaps"));
     }
 
-    /// The lists follow the sources: who changes a mutated line changes its mutant.
+    /// The lists must follow the sources: a change of a mutated line requires a change of its
+    /// mutant.
     #[test]
     fn every_mutant_of_the_lists_has_its_place() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("it has a parent");

@@ -1,4 +1,4 @@
-//! What etcd-client (crates.io) does for its users, in the clear, with all members as its endpoints.
+//! Exercises the API of the etcd-client crate without TLS, with all members as its endpoints.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use etcd_client::{
     ResignOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse, WatchOptions, WatchStream,
 };
 
-/// How long a state is waited for that has to come.
+/// Time limit of each wait for a state that must come.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> Result<()> {
@@ -28,7 +28,7 @@ async fn run() -> Result<()> {
     said("leases", leases(&mut client).await)?;
     said("locks", locks(&mut client).await)?;
     said("elections", elections(&mut client).await)?;
-    // Of several members one may not have heard yet what another one has done.
+    // From here on one member only: another one may not have applied a change yet.
     let one = &urls[..1];
     let mut client = Client::connect(one, None).await?;
     said("compaction", compaction(&mut client).await)?;
@@ -122,7 +122,7 @@ async fn transactions(client: &mut Client) -> Result<()> {
 
 type Seen = (EventType, String, String, Option<String>);
 
-/// The next events of a watch: kind, key, value, the value before.
+/// Returns the next `count` events of a watch: type, key, value, and previous value.
 async fn events(watch: &mut WatchStream, count: usize) -> Result<Vec<Seen>> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mut seen = Vec::new();

@@ -1,4 +1,4 @@
-//! Many keys: what they take in memory.
+//! Measures the memory that many keys take.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use super::{CALL_TIME, Scribe, mib};
 use crate::bench::cluster::Cluster;
 
 const VALUE_BYTES: usize = 256;
-/// Puts of one transaction: fewer than etcd's `--max-txn-ops`.
+/// Puts in one transaction, fewer than etcd's `--max-txn-ops` allows.
 const BATCH: usize = 100;
-/// Until what was garbage on the way is given back.
+/// Time for the server to free temporary memory of the writes.
 const REST: Duration = Duration::from_secs(5);
 
 pub(super) async fn run(cluster: Cluster, keys: usize, scribe: &mut Scribe<'_>) -> Result<()> {
@@ -26,7 +26,7 @@ pub(super) async fn run(cluster: Cluster, keys: usize, scribe: &mut Scribe<'_>) 
     Ok(())
 }
 
-/// Writes so many keys, attached to `lease` if that is not 0.
+/// Writes `keys` keys, and attaches them to `lease` unless that is 0.
 pub(super) async fn fill(channel: &Channel, keys: usize, lease: i64) -> Result<()> {
     let mut kv = KvClient::new(channel.clone());
     for first in (0..keys).step_by(BATCH) {

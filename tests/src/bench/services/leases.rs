@@ -1,4 +1,4 @@
-//! Many leases, and the end of one that has many keys.
+//! Measures the memory of many leases, and the revocation of a lease with many keys.
 
 use std::time::Instant;
 
@@ -12,11 +12,11 @@ use super::{CALL_TIME, Scribe, keys, mib};
 use crate::bench::cluster::Cluster;
 use crate::bench::writer::Writer;
 
-/// Seconds: none ends by itself.
+/// TTL of the leases in seconds: so long that none expires during the run.
 const TTL: i64 = 3600;
-/// Clients that grant at a time.
+/// Number of clients that grant leases at the same time.
 const CLIENTS: usize = 64;
-/// The lease that is revoked.
+/// Id of the lease that is revoked.
 const LARGE: i64 = i64::MAX;
 
 pub(super) async fn run(cluster: Cluster, leases: usize, scribe: &mut Scribe<'_>) -> Result<()> {
@@ -40,7 +40,8 @@ pub(super) async fn run(cluster: Cluster, leases: usize, scribe: &mut Scribe<'_>
     Ok(())
 }
 
-/// Gives a lease so many keys, the same ones each time, and takes it away while somebody writes.
+/// Grants a lease, attaches `keys` keys to it, and revokes it while another client writes. The keys
+/// are the same each time.
 async fn revoke(
     cluster: &Cluster,
     leader: usize,
@@ -65,7 +66,7 @@ async fn revoke(
     Ok(())
 }
 
-/// Grants every [`CLIENTS`]th of so many, from the one with this number on.
+/// Grants one client's share of `leases` leases: every [`CLIENTS`]th, from number `first` on.
 async fn grant(channel: Channel, first: usize, leases: usize) -> Result<()> {
     let mut service = LeaseClient::new(channel);
     for _ in (first..leases).step_by(CLIENTS) {

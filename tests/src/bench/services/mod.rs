@@ -1,7 +1,9 @@
-//! What watches, leases, keys, and users cost: memory, CPU time, and how long others wait.
+//! Measures what watches, leases, keys and users cost: memory, CPU time, and the latency of other
+//! requests.
 //!
-//! Plain HTTP, three members unless said otherwise, everything at the leader; a new cluster for each, so
-//! that no figure has another's memory in it. Figures come in the order in which they are taken.
+//! The clusters use plain HTTP, have three members unless `--members` says otherwise, and get all
+//! requests at the leader. Each measurement starts a new cluster, so that no figure includes
+//! another's memory. Figures are listed in the order in which they were measured.
 
 mod auth;
 mod keys;
@@ -17,46 +19,46 @@ use serde::Serialize;
 use super::cluster::{Cluster, Program};
 use super::report::Report;
 
-/// No single call may take this long.
+/// Time limit of each call.
 const CALL_TIME: Duration = Duration::from_secs(60);
-/// The quota that everything fits in.
+/// Space quota of 8 GiB, so that all data fits.
 const QUOTA: &str = "--quota-backend-bytes=8589934592";
-/// Users' passwords cost nothing that is measured here.
+/// Minimum cost of password hashes, whose CPU time is not part of the measurement.
 const BCRYPT_COST: &str = "--bcrypt-cost=4";
 
-/// What to measure; 0 leaves it out.
+/// Parameters of the measurements; 0 leaves one out.
 #[derive(Clone, Copy, Debug)]
 pub struct Services {
-    /// Members of each cluster.
+    /// Number of members of each cluster.
     pub members: usize,
-    /// Rounds of puts with users and without.
+    /// Number of rounds of puts with users and without.
     pub auth_rounds: usize,
-    /// Watchers of one prefix.
+    /// Number of watchers of one prefix.
     pub watchers: usize,
-    /// Puts that each of them hears of.
+    /// Number of puts that each of those watchers receives.
     pub events: usize,
-    /// Watches of as many keys.
+    /// Number of watches, each of a key of its own.
     pub watches: usize,
-    /// Leases; and keys of the one that is revoked.
+    /// Number of leases, and number of keys of the lease that is revoked.
     pub leases: usize,
-    /// Keys of 256 bytes each.
+    /// Number of keys with values of 256 bytes.
     pub keys: usize,
 }
 
-/// One figure.
+/// A measured figure of one program.
 #[derive(Clone, Debug, Serialize)]
 pub struct Service {
-    /// The program.
+    /// Name of the program.
     pub program: String,
-    /// What was measured.
+    /// Description of what was measured.
     pub what: String,
-    /// In which unit.
+    /// Unit of `value`; empty for a ratio.
     pub unit: &'static str,
-    /// How much.
+    /// Measured value, in `unit`.
     pub value: f64,
 }
 
-/// Takes figures of one program.
+/// Adds the figures of one program to the report.
 struct Scribe<'a> {
     program: &'a str,
     report: &'a mut Report,
@@ -106,7 +108,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Bytes, in the unit that figures have.
+/// Converts bytes to MiB.
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }

@@ -1,4 +1,4 @@
-//! Many watchers of one prefix, and watches of many keys.
+//! Measures many watchers of one prefix, and watches of many keys.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,11 +16,11 @@ use tonic::transport::Channel;
 use super::{CALL_TIME, Scribe, mib};
 use crate::bench::cluster::Cluster;
 
-/// Connections that the streams share.
+/// Number of connections that the streams share.
 const CONNECTIONS: usize = 10;
-/// Streams that the watches share.
+/// Number of streams that the watches share.
 const STREAMS: usize = 100;
-/// Requests to create that are on their way on one stream.
+/// Number of unsent create requests that one stream's channel holds.
 const CREATING: usize = 16;
 const VALUE: [u8; 256] = [b'v'; 256];
 
@@ -90,7 +90,8 @@ pub(super) async fn many_keys(
     Ok(())
 }
 
-/// Watches what `range` says of each, and gives `told` a permit for each event. Returns once all are made.
+/// Creates `watches` watches of the ranges that `range` returns, and waits until all are created.
+/// Adds a permit to `told` for each event.
 async fn open(
     cluster: &Cluster,
     member: usize,
@@ -120,7 +121,7 @@ fn create(key: Vec<u8>, range_end: Vec<u8>) -> WatchRequest {
     WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) }
 }
 
-/// A stream with all its watches, and what keeps it open.
+/// A stream with all its watches, and the sender that keeps it open.
 type Made = (mpsc::Sender<WatchRequest>, Streaming<WatchResponse>);
 
 async fn make(channel: Channel, wanted: Vec<WatchRequest>) -> Result<Made> {

@@ -1,4 +1,5 @@
-//! Clients: one request at a time each, at whichever member, with more patience or less.
+//! Clients of a recording. Each sends one request at a time, at changing members, with changing
+//! time limits.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,11 +14,11 @@ use super::link::Link;
 use super::{Plan, Shared};
 use crate::rng::Rng;
 
-/// How long a client waits: less than an election takes, about as long, and longer than members are
-/// stopped, so that one that wakes up has requests to answer that it was sent before.
+/// Time limits of requests: shorter than an election, about as long as one, and longer than members
+/// are stopped. With the last, a member that is continued still has requests to answer.
 const PATIENCE: [Duration; 3] =
     [Duration::from_millis(400), Duration::from_millis(1_500), Duration::from_millis(5_000)];
-/// After something that a member said nothing good of.
+/// Pause after a failed request.
 const PAUSE: Duration = Duration::from_millis(40);
 
 pub(super) struct Client {
@@ -42,7 +43,7 @@ impl Client {
         Ok(Self { number, rng, link, draw, shared })
     }
 
-    /// Asks until the recording stops.
+    /// Sends requests until the recording stops, and returns them with their outcomes.
     pub(super) async fn run(mut self) -> Vec<Request> {
         let mut requests = Vec::new();
         let mut member = self.number % self.link.members();

@@ -1,5 +1,5 @@
-//! What clients ask for: few keys, so that they get in each other's way, and a value of its own for each
-//! put, by which it is known again.
+//! Random requests of the clients. There are few keys, so that clients conflict. Each put has a
+//! unique value, which identifies it later.
 
 use std::collections::BTreeMap;
 
@@ -17,35 +17,36 @@ use node_proto::mvccpb::KeyValue;
 use super::super::{Answer, Asked, Came, Request};
 use crate::rng::Rng;
 
-/// Keys that everybody uses.
+/// Prefix of keys that all clients use.
 pub(super) const PLAIN: &str = "k/";
-/// Those that one user may use, too.
+/// Prefix of the keys that the limited user may use.
 pub(super) const PART: &str = "p/";
-/// Keys with leases. Nobody deletes them but with the lease, so that it is known what did.
+/// Prefix of keys with leases. They are deleted only by the end of their lease, so that the cause
+/// of a deletion is known.
 pub(super) const LEASED: &str = "l/";
-/// Keys of each prefix.
+/// Number of keys of each prefix.
 const KEYS: u64 = 10;
-/// Seconds: one that ends by itself while the recording goes on, and one that does not.
+/// TTLs in seconds: one that expires during the recording, and one that doesn't.
 const SHORT: i64 = 2;
 const LONG: i64 = 600;
-/// Leases of one client.
+/// Size of each client's range of lease ids.
 const NAMES: i64 = 1_000_000;
 
-/// What a prefix has ends here.
+/// Returns the end of the range of all keys with this prefix.
 pub(super) fn end_of(prefix: &str) -> Bytes {
     Bytes::from([&prefix.as_bytes()[..prefix.len() - 1], b"0"].concat())
 }
 
-/// One client's.
+/// Generator of one client's requests.
 pub(super) struct Draw {
     client: usize,
-    /// May use [`PART`] only, and tries more.
+    /// Whether the client's user may use [`PART`] only. The client also tries other keys.
     is_limited: bool,
     rng: Rng,
     puts: u64,
-    /// The newest revision that it was told of.
+    /// Newest revision that the client knows.
     known: i64,
-    /// What it has read.
+    /// Key-value pairs that the client has read.
     seen: BTreeMap<Bytes, KeyValue>,
     lease: Option<i64>,
     leases: i64,
@@ -76,7 +77,7 @@ impl Draw {
         }
     }
 
-    /// Learns from what came of it.
+    /// Updates the generator's knowledge from the outcome of a request.
     pub(super) fn told(&mut self, request: &Request) {
         if let Some((answer, revision)) = request.answer() {
             self.known = self.known.max(revision);
@@ -87,7 +88,7 @@ impl Draw {
                 self.lease = Some(granted.id);
             }
         }
-        // What may be over is not used again.
+        // A lease that may have ended is not used again.
         let names_one = match &request.asked {
             Asked::Write(Operation::LeaseRevoke(_)) => true,
             Asked::Write(Operation::Put(put)) => {
@@ -162,7 +163,8 @@ impl Draw {
         Operation::Put(PutRequest { lease, ..self.put(key) })
     }
 
-    /// Whoever deletes something puts something, too: so it is known again.
+    /// Draws a transaction. A branch that deletes also puts, so that its value identifies the
+    /// transaction.
     fn txn(&mut self, prefix: &'static str) -> TxnRequest {
         let compares = 1 + self.rng.pick(2);
         let compare = (0..compares).map(|_| self.compare(prefix)).collect();
@@ -174,7 +176,7 @@ impl Draw {
 
     fn branch(&mut self, prefix: &'static str, only_reads: bool) -> Vec<RequestOp> {
         let mut range = self.range(prefix);
-        // What the other ones of this branch change is seen by one that is not about the past.
+        // A range of an old revision would not see the changes of the branch's other operations.
         range.revision = 0;
         let mut ops = vec![Op::RequestRange(range)];
         if !only_reads {

@@ -1,4 +1,4 @@
-//! One client's connections to all members, and who it says that it is.
+//! One client's connections to all members, and its authentication.
 
 use std::error::Error as _;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use crate::client::channel;
 
 const SAYING_WHO: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// A client's connection to each member, its user and its token.
 pub(super) struct Link {
     channels: Vec<Channel>,
     user: Option<String>,
@@ -28,7 +28,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Connects when it is first used.
+    /// Creates the connections, which are opened at their first use.
     pub(super) fn new(members: &[SocketAddr], user: Option<String>) -> Result<Self> {
         let channels = members.iter().map(|address| channel(*address, None));
         Ok(Self { channels: channels.collect::<Result<_>>()?, user, token: None })
@@ -46,7 +46,8 @@ impl Link {
         self.channels[member].clone()
     }
 
-    /// Whether it has a token, or needs none; if not, asks this member for one.
+    /// Whether the client has a token or needs none. Otherwise it first requests a token from this
+    /// member.
     pub(super) async fn is_known(&mut self, member: usize) -> bool {
         let (Some(user), None) = (&self.user, &self.token) else { return true };
         let mut client = AuthClient::new(self.channel(member));
@@ -57,12 +58,12 @@ impl Link {
         self.token.is_some()
     }
 
-    /// The token proves nothing any more.
+    /// Drops the token, since members no longer accept it.
     pub(super) fn forget(&mut self) {
         self.token = None;
     }
 
-    /// A request that says who asks.
+    /// Returns a request with the client's token.
     pub(super) fn say<T>(&self, message: T) -> tonic::Request<T> {
         let mut request = tonic::Request::new(message);
         if let Some(token) = &self.token {
@@ -71,7 +72,7 @@ impl Link {
         request
     }
 
-    /// Asks one member, once.
+    /// Sends a request once to one member, and returns its outcome.
     pub(super) async fn ask(
         &self,
         member: usize,
@@ -122,8 +123,8 @@ impl Link {
     }
 }
 
-/// Whether a server says no. What it says of itself or of the cluster tells nothing of the request, and
-/// what has a source was made on this side.
+/// Whether the status means that the request was not carried out. Statuses about the state of the
+/// server or the cluster don't; those with a source come from this client's own transport.
 fn has_not_happened(status: &Status) -> bool {
     let is_full = status.message() == "etcdserver: too many requests";
     let says_no = match status.code() {

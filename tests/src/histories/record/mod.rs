@@ -1,8 +1,10 @@
-//! Has clients and watchers ask a running cluster, and writes down what came of it.
+//! Records a history: clients and watchers send requests to a running cluster and write down the
+//! outcomes.
 //!
-//! All of them run in one thread, on one clock. Each client has one request on its way at a time, at
-//! whichever member; each watcher asks for notices of progress all the time, takes silence for a member
-//! that is gone, and goes on at another one from the first revision that it was not told of.
+//! All of them run in one thread and use one clock. Each client has one request in flight, at a
+//! changing member. Each watcher requests progress notifications all the time, and takes a silent
+//! member for lost. It then continues at another member, from the first revision that it has not
+//! received.
 
 mod clients;
 mod draw;
@@ -27,41 +29,41 @@ use super::{Asked, Came, History, Request, Time};
 use crate::harness::Host;
 use crate::rng::Rng;
 
-/// Nothing takes as long once all members are well.
+/// Time limit of each step when all members are healthy.
 const LIMIT: Duration = Duration::from_secs(60);
 const CLIENTS: usize = 8;
-/// How long the last read of all may take, each time.
+/// Time limit of each attempt of the last read.
 const LAST_READ: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// What is to be recorded.
+/// Parameters of a recording.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What clients ask for is drawn from it; when each request is sent, and so what comes of it, is not.
+    /// Seed of the clients' requests. Their timing, and so their outcomes, don't depend on it.
     pub seed: u64,
-    /// Where clients and watchers are.
+    /// Host that clients and watchers run on.
     pub from: Host,
-    /// Where members serve clients.
+    /// Client addresses of the members.
     pub members: Vec<SocketAddr>,
-    /// Everybody says who they are, and some may use a part of the keys only.
+    /// Whether clients authenticate. Some of their users may then use a part of the keys only.
     pub has_users: bool,
 }
 
-/// A recording that goes on until it is [finished](Self::finish).
+/// A recording in progress. [`finish`](Self::finish) ends it.
 #[derive(Debug)]
 pub struct Recording {
     shared: Arc<Shared>,
     thread: JoinHandle<Result<History>>,
 }
 
-/// What all tasks of a recording look at.
+/// State shared by all tasks of a recording.
 #[derive(Debug)]
 struct Shared {
     began: Instant,
     stops: AtomicBool,
     answered: AtomicU64,
     lost: AtomicU64,
-    /// The newest revision once all requests are over; 0 before.
+    /// Newest revision after the last request; 0 before that.
     last: AtomicI64,
 }
 
@@ -80,10 +82,10 @@ impl Shared {
 }
 
 impl Recording {
-    /// Starts clients and watchers, on members that serve.
+    /// Starts clients and watchers on a cluster that serves.
     ///
     /// # Errors
-    /// No thread.
+    /// If no thread can be started.
     pub fn start(plan: Plan) -> Result<Self> {
         let shared = Arc::new(Shared {
             began: Instant::now(),
@@ -101,32 +103,33 @@ impl Recording {
         Ok(Self { shared, thread })
     }
 
-    /// How many requests were answered so far.
+    /// Returns the number of requests answered so far.
     pub fn answered(&self) -> u64 {
         self.shared.answered.load(Ordering::Relaxed)
     }
 
-    /// Of how many requests the outcome is unknown so far.
+    /// Returns the number of requests so far whose outcome is unknown.
     pub fn lost(&self) -> u64 {
         self.shared.lost.load(Ordering::Relaxed)
     }
 
-    /// Whether it came to an end by itself, which only an error brings about.
+    /// Whether the recording ended early, which only an error causes.
     pub fn has_failed(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Ends all requests, has every watcher told everything, and gives what was recorded.
+    /// Ends all requests, waits until every watcher has received all changes, and returns the
+    /// history.
     ///
     /// # Errors
-    /// Members that don't serve any more, or a watcher that is not told everything.
+    /// If the members don't serve any more, or a watcher doesn't receive all changes.
     pub fn finish(self) -> Result<History> {
         self.shared.stops.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the recording panicked"))?
     }
 }
 
-/// Says that it is the user who may do everything, where there are users.
+/// Returns the credentials of the user with all permissions, for recordings with users.
 pub fn administrator() -> AuthenticateRequest {
     users::password_of(&users::root())
 }
@@ -164,7 +167,8 @@ async fn record(plan: &Plan, shared: &Arc<Shared>) -> Result<History> {
     Ok(history)
 }
 
-/// Reads until there is an answer.
+/// Reads all keys, and repeats that until there is an answer. Returns the request, and the revision
+/// of the answer.
 async fn last_read(plan: &Plan, shared: &Shared) -> Result<(Request, i64)> {
     let mut link = Link::new(&plan.members, plan.has_users.then(users::root))?;
     let everything = RangeRequest {

@@ -1,4 +1,4 @@
-//! The users of a recording: `root`, and `part`, who may use one prefix.
+//! The users of a recording: `root`, and `part`, who may use the keys of one prefix only.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ use crate::client::channel;
 const ROOT: &str = "root";
 const WITH_PART: &str = "part";
 const PASSWORD: &str = "p";
-/// As many clients may use a part of the keys only.
+/// Number of clients that run as `part`.
 const LIMITED: usize = 2;
 
 pub(super) fn root() -> String {
@@ -38,7 +38,8 @@ pub(super) fn password_of(user: &str) -> AuthenticateRequest {
     AuthenticateRequest { name: user.to_owned(), password: PASSWORD.to_owned() }
 }
 
-/// Makes them, in this order, and has them count at each member.
+/// Creates users and roles in this order, enables auth, and waits until every member has applied
+/// it.
 pub(super) async fn make(members: &[SocketAddr]) -> Result<Vec<Change>> {
     let mut auth = AuthClient::new(channel(members[0], None)?);
     let mut changes = Vec::new();
@@ -60,7 +61,8 @@ pub(super) async fn make(members: &[SocketAddr]) -> Result<Vec<Change>> {
     for change in changes.clone() {
         one(&mut auth, change).await?;
     }
-    // A token comes from the log: who gives one has all that was before it.
+    // Tokens are assigned through the log, so a member that returns one has applied everything
+    // before.
     for member in members {
         AuthClient::new(channel(*member, None)?).authenticate(password_of(ROOT)).await?;
     }

@@ -1,4 +1,4 @@
-//! Watchers, which outlive the members that they watch at.
+//! Watchers, which continue at another member if theirs is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,15 +22,17 @@ use super::link::Link;
 use super::{LIMIT, Shared, users};
 use crate::rng::Rng;
 
-/// A member that is not heard for so long is left: it is asked for progress all the time.
+/// Time without a response after which a watcher leaves a member. A healthy one answers progress
+/// requests.
 const SILENCE: Duration = Duration::from_millis(1_000);
 const PROGRESS: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(50);
-/// Milliseconds after which one goes elsewhere for no reason.
+/// Range in milliseconds of the time after which a watcher changes members without a reason.
 const STAYS: (u64, u64) = (1_000, 6_000);
 const ASKING: usize = 4;
 
-/// Who watches what from where: 0 is from whatever comes next.
+/// Returns the user, the watch request and the start revision of each watcher. Start revision 0
+/// means the next revision.
 pub(super) fn all(has_users: bool) -> Vec<(Option<String>, WatchCreateRequest, i64)> {
     let everything = || WatchCreateRequest {
         key: Bytes::from_static(b"\0"),
@@ -56,7 +58,7 @@ pub(super) fn all(has_users: bool) -> Vec<(Option<String>, WatchCreateRequest, i
     ];
     if has_users {
         all.push((Some(users::part()), prefix(PART), 1));
-        // Who may not.
+        // This user may not watch all keys.
         all.push((Some(users::part()), everything(), 1));
     }
     all
@@ -67,10 +69,10 @@ fn progress() -> WatchRequest {
     WatchRequest { request_union: Some(asked) }
 }
 
-/// One watcher.
+/// A watcher, and the state that it continues with at the next member.
 pub(super) struct Watching {
     link: Link,
-    /// The first revision that it was not told of; 0 before it has begun.
+    /// First revision that it has not received; 0 until the watch is created.
     next: i64,
     rng: Rng,
     shared: Arc<Shared>,
@@ -78,7 +80,7 @@ pub(super) struct Watching {
     is_refused: bool,
 }
 
-/// A stream, and what keeps it open.
+/// A watch stream, and the sender that keeps it open.
 type Open = (mpsc::Sender<WatchRequest>, Streaming<WatchResponse>);
 
 impl Watching {
@@ -94,7 +96,7 @@ impl Watching {
         Self { link, next, rng, shared, watcher, is_refused: false }
     }
 
-    /// Watches until it was told everything that there is once the recording has stopped.
+    /// Watches until it has received everything up to the last revision of the recording.
     pub(super) async fn run(mut self) -> Result<Watcher> {
         let mut deadline: Option<Instant> = None;
         while !self.is_done() {
@@ -122,7 +124,7 @@ impl Watching {
     async fn watch_at(&mut self, member: usize) {
         let open = tokio::time::timeout(SILENCE, self.open(member)).await;
         let Ok(Ok((ask, mut heard))) = open else {
-            // Its token may be why.
+            // The token may have caused the failure.
             self.link.forget();
             return;
         };
@@ -142,7 +144,8 @@ impl Watching {
                     }
                 }
                 _ = asks.tick() => {
-                    // Full: it has not read the last ones yet.
+                    // If the channel is full, the member has not read earlier requests yet, so this
+                    // one is skipped.
                     let _ = ask.try_send(progress());
                 }
             }
@@ -154,14 +157,14 @@ impl Watching {
         let create = WatchCreateRequest { start_revision: self.next, ..self.watcher.wants.clone() };
         let union = RequestUnion::CreateRequest(create);
         ask.send(WatchRequest { request_union: Some(union) }).await?;
-        // At once, while there may be much that it was not told yet.
+        // At once, while many events may not have been received yet.
         ask.send(progress()).await?;
         let requests = self.link.say(poll_fn(move |context| asked.poll_recv(context)));
         let heard = WatchClient::new(self.link.channel(member)).watch(requests).await?;
         Ok((ask, heard.into_inner()))
     }
 
-    /// Writes it down; whether there is more to come.
+    /// Records a response. Returns whether the stream goes on.
     fn heard(&mut self, response: WatchResponse) -> bool {
         let header = response.header.as_ref().map_or(0, |header| header.revision);
         if response.canceled {

@@ -1,8 +1,8 @@
-//! What is wrong of what watchers were told.
+//! Tests of wrong watch responses.
 
 use super::*;
 
-/// What the watcher of a story heard after its beginning, in its second half: it has three revisions.
+/// Returns the responses of the story's watcher in its second stream, which has three revisions.
 fn heard(history: &mut History) -> &mut Vec<(Time, WatchResponse)> {
     &mut history.watchers[0].streams[1].heard
 }
@@ -17,7 +17,7 @@ fn each_event_comes_once_and_in_order() {
             heard(history).insert(2, again);
         }),
         (Rule::WatchInOrder, |history| {
-            // What the first stream was told comes again on the second.
+            // The second stream repeats a response of the first.
             let again = history.watchers[0].streams[0].heard[1].clone();
             heard(history).insert(1, again);
         }),
@@ -38,7 +38,8 @@ fn each_event_comes_once_and_in_order() {
 
 #[test]
 fn what_comes_after_the_end_says_what_came_before_it() {
-    // The last put was given up, and happened after the last read; no notice of progress follows.
+    // The last put was abandoned by its client, and happened after the last read. No progress
+    // notification follows.
     let after_the_end = |wants: WatchCreateRequest| {
         let mut book = Book::default();
         book.ask(put("a", "1"));
@@ -59,7 +60,7 @@ fn what_comes_after_the_end_says_what_came_before_it() {
 
 #[test]
 fn a_revision_comes_whole() {
-    // The transaction's two keys are told one after the other, or the second one never.
+    // The two changes of the transaction come in two responses, or the second never comes.
     for is_told in [true, false] {
         let mut history = story();
         let split = heard(&mut history);
@@ -71,7 +72,7 @@ fn a_revision_comes_whole() {
         if is_told {
             split.insert(at + 1, second);
         }
-        // Another watcher of everything says what there was.
+        // Another watcher of all keys shows what the revision contains.
         let whole = story().watchers.remove(0);
         history.watchers.insert(0, whole);
         assert_eq!(rule(&history), Rule::WatchWholeRevisions);
@@ -80,11 +81,11 @@ fn a_revision_comes_whole() {
 
 #[test]
 fn a_notice_of_progress_is_true() {
-    // Before the last event instead of after it.
+    // The progress notification comes before the last event instead of after it.
     let mut history = story();
     heard(&mut history).swap(3, 4);
     assert_eq!(rule(&history), Rule::WatchProgress);
-    // And with nothing of the sort after it: the next stream goes on behind it.
+    // No progress notification follows the missing event, but the next stream continues after it.
     let mut history = story();
     history.watchers[0].streams[0].heard.remove(2);
     assert_eq!(rule(&history), Rule::WatchProgress);
