@@ -1,4 +1,5 @@
-//! The discovery service is backed up while it runs, and brought back after all but its keys is lost.
+//! A backup of the running discovery service, and its restore after everything but the keys was
+//! lost.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -29,7 +30,7 @@ fn a_service_that_lost_all_but_its_keys_comes_back_from_a_backup_and_touches_no_
     let mut members = world.start_agents(0..3, &bundle)?;
     world.wait_cluster_state("demo", "formed", LIMIT)?;
     let identity = raft_cluster(&world)?;
-    // One that isn't committed when the backup is made.
+    // This cluster is not committed yet when the backup is made.
     world.create_cluster("later", 1, &[])?;
 
     let (postgres, ledger) = (world.postgres_dir(), world.path("discovery-ledger"));
@@ -46,7 +47,7 @@ fn a_service_that_lost_all_but_its_keys_comes_back_from_a_backup_and_touches_no_
     let again = world.admin_output(&back_up)?;
     ensure!(again.status.code() == Some(2), "a second backup into one folder: {again:?}");
 
-    // All but the keys is lost.
+    // Everything but the keys is lost.
     world.stop_discovery()?;
     let stopped = world.path("backup-2");
     let without = [&back_up[..6], &[path_text(&stopped)?]].concat();
@@ -63,7 +64,8 @@ fn a_service_that_lost_all_but_its_keys_comes_back_from_a_backup_and_touches_no_
     ensure!(again.status.code() == Some(2), "it was restored over itself: {again:?}");
     world.start_discovery()?;
 
-    // It knows that it is a restored database, and decides nothing before an owner has.
+    // The service detects the restored database, and decides nothing until an owner has accepted
+    // it.
     let explained = until_told("discovery to say why it waits", LIMIT, || {
         let text = world.admin_command(&["cluster", "explain", "later"]).ok()?;
         text.contains("db accept").then_some(text)

@@ -1,5 +1,5 @@
-//! Acknowledged means durable: writes go on while nodes are killed at random, and afterwards
-//! every acknowledged one is there, on every member, with equal hashes.
+//! Durability of acknowledged writes. Nodes are killed at random during the writes. Afterwards
+//! every acknowledged write must be on every member, and all hashes must be equal.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -36,7 +36,7 @@ fn ten_thousand_acknowledged_writes_survive_random_kills() -> Result<()> {
 
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    // Channels belong to the runtime that they are made in.
+    // Channels belong to the runtime in which they are created.
     let _entered = runtime.enter();
     let next = Arc::new(AtomicUsize::new(0));
     let stop = Arc::new(AtomicBool::new(false));
@@ -63,8 +63,8 @@ fn ten_thousand_acknowledged_writes_survive_random_kills() -> Result<()> {
     runtime.block_on(compare(&addresses, &tls, &acknowledged))
 }
 
-/// Writes until every number is taken; each is tried, on whichever node answers, until it is
-/// acknowledged. A put can be repeated: the same key gets the same value.
+/// Writes until every number is taken. It repeats each write on the next node until it is
+/// acknowledged. That is safe, since a key always gets the same value.
 async fn write(
     writer: usize,
     mut clients: Vec<Client>,
@@ -96,7 +96,7 @@ async fn write(
 }
 
 fn kill_at_random(agents: &[Agent], next: &AtomicUsize) -> Result<()> {
-    // The same kills in each run.
+    // A fixed seed, so that each run has the same kills.
     let mut rng = Rng::new(0x5EED_0F4B_1D05);
     for kill in 1..=KILLS {
         let due = kill * WRITES / (KILLS + 1);
@@ -104,7 +104,7 @@ fn kill_at_random(agents: &[Agent], next: &AtomicUsize) -> Result<()> {
             (next.load(Ordering::Relaxed) >= due).then_some(())
         })?;
         let victim = &agents[rng.pick(agents.len())];
-        // Killed again before it was back: one node down at a time is what a quorum survives.
+        // Wait until it runs again: a quorum of three survives one failed node at a time only.
         let pid = until("the victim to run", LIMIT, || victim.node_pid())?;
         signal(pid, Signal::KILL);
         until("the victim to die", LIMIT, || (!exists(pid)).then_some(()))?;
@@ -123,7 +123,7 @@ async fn compare(
     let mut revision = 0;
     for address in addresses {
         let mut client = Client::new(*address, Some(tls.clone()))?;
-        // Linearizable, so that this member has applied all that was acknowledged.
+        // The read is linearizable, so this member has applied everything that was acknowledged.
         let all =
             RangeRequest { key: "w/".into(), range_end: "w0".into(), ..RangeRequest::default() };
         let mut answer = client.range(all.clone(), limit).await;

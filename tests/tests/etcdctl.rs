@@ -1,4 +1,4 @@
-//! Debian's own `etcdctl`, with a client certificate that discovery issued, on a formed cluster.
+//! Debian's `etcdctl` on a formed cluster, with a client certificate issued by discovery.
 
 use std::io::Read;
 use std::process::Stdio;
@@ -26,7 +26,7 @@ fn stock_etcdctl_works_unchanged() -> Result<()> {
     compaction(&etcdctl)?;
     members_and_endpoints(&etcdctl)?;
     for host in &hosts {
-        // A follower forwards, each member answers.
+        // Every member must answer, and followers forward writes.
         let one = etcdctl.only(host);
         ensure!(one.run(&["put", "via", &host.name])?.trim() == "OK", "put via {}", host.name);
         ensure!(value(&one, "via")? == host.name, "get via {}", host.name);
@@ -135,7 +135,8 @@ fn watching(etcdctl: &Etcdctl) -> Result<()> {
     child.wait()?;
     ended?;
     let seen = reader.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
-    // The reader goes as soon as it has seen the deletion; the empty line of its value may follow.
+    // The reader stops as soon as it has seen the deletion, so the empty line after it may be
+    // missing.
     let events = "PUT\nw/0\nbefore\nPUT\nw/1\nlive\nDELETE\nw/1";
     ensure!(seen.trim_end() == events, "events: {seen:?}");
     Ok(())

@@ -1,5 +1,5 @@
-//! Everything that can happen within small bounds, with every rule on: all seven properties hold.
-//! `make explore` does the same within large ones.
+//! Explores all interleavings within small bounds with every rule on. All seven properties must
+//! hold. `make explore` does this within larger bounds.
 
 #![allow(clippy::print_stdout, reason = "a test's report, shown with --nocapture")]
 
@@ -68,8 +68,8 @@ fn one_seat_two_hosts_restore_accept_and_abandon() {
     });
 }
 
-/// Whatever comes between a retirement and its undoing, no other list is ever decided. Nothing is
-/// reduced: the reductions were argued for clusters that stay ended.
+/// No other list may be decided between a retirement and its undoing. The state space is not
+/// reduced: the reductions were only argued for clusters that stay ended.
 #[test]
 fn one_seat_two_hosts_retired_and_taken_back_around_a_restore() {
     let faults = Faults { restores: 1, retirements: 2, ..Faults::default() };
@@ -130,9 +130,9 @@ fn two_seats_restore_without_ledger_where_the_lists_share_a_host() {
     holds_everywhere(&config);
 }
 
-/// With two seats a majority is everybody, so that two lists that share a host can't both have one.
-/// With three, and nobody's ledger to ask, it is S6 that keeps the host that both lists share from
-/// giving each its majority: without it they are found, from the very start.
+/// With two seats a majority is both hosts, so two lists that share a host can't both have one.
+/// With three seats and no ledger, rule S6 prevents it: the shared host must not give both lists a
+/// majority. Without S6 the search from the initial state finds two majorities.
 #[test]
 fn three_seats_five_hosts_restore_without_ledger() {
     let is_it = |config: &Config| config.name == "a restore without ledger";

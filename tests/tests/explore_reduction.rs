@@ -1,5 +1,5 @@
-//! Taking states and steps for one another loses nothing: wherever both can be explored whole, the
-//! same rules switched off lead to the same violated properties, with and without.
+//! Checks that the reduction of the state space loses nothing. Wherever both can be explored
+//! completely, each missing rule must violate the same property with reduction and without.
 
 #![allow(clippy::print_stdout, reason = "a test's report, shown with --nocapture")]
 
@@ -8,8 +8,8 @@ use muster_tests::explore::{
     Config, Faults, Limits, Property, Report, Setback, World, cases, explore,
 };
 
-/// Reduced there are fewer states, so from more of them the road is walked: what one in many would
-/// see there may be left with a handful.
+/// A reduced space has fewer states, so the fault-free road is walked from a larger share of them.
+/// Otherwise too few roads might be left to detect what the full space shows.
 fn explored(config: &Config, reduced: bool) -> Report {
     let roads = if reduced { config.roads.div_ceil(8) } else { config.roads };
     let config = Config { reduced, roads, ..config.clone() };
@@ -21,7 +21,7 @@ fn violated(report: &Report) -> Option<Property> {
     report.found.as_ref().map(|found| found.violation.property)
 }
 
-/// With every rule on, and with each one off.
+/// Compares both searches with every rule on, and with each single rule off.
 fn finds_the_same(config: &Config) {
     let rules: Vec<(String, Rules)> = std::iter::once(("none".to_owned(), Rules::ALL))
         .chain(Rule::EACH.map(|rule| (format!("{rule:?}"), Rules::ALL.without(rule))))
@@ -194,7 +194,7 @@ fn two_seats_deaths_that_nobody_looks_at() {
     });
 }
 
-/// Every known disaster is found without reduction too.
+/// Every known failure must be found without reduction as well.
 #[test]
 fn every_regression_is_found_without_reduction() {
     for case in cases() {

@@ -1,11 +1,12 @@
-//! Every known disaster is found again when what stops it is switched off, and only then.
+//! Checks that each known failure occurs again if the rule that prevents it is switched off, and
+//! only then.
 
 #![allow(clippy::print_stdout, reason = "a test's report, shown with --nocapture")]
 
 use muster_tests::explore::{Case, Property, named};
 
-/// With the rule on, everything within the bounds was seen and is clean; with it off, the disaster
-/// is found. Prints both, so that `--nocapture` is a transcript.
+/// With the rule on, the search must be complete and find nothing. With it off, it must find the
+/// failure. Prints both, so that `--nocapture` shows a transcript.
 fn is_stopped_by_its_rule(name: &str) {
     let case = named(name);
     let on = case.with_rule();
@@ -51,7 +52,7 @@ macro_rules! cases {
             }
         )*
 
-        /// A case that nobody runs proves nothing.
+        /// A case without a test would prove nothing.
         #[test]
         fn every_case_has_its_test() {
             let tested = [$($name),*];

@@ -1,5 +1,5 @@
-//! The bootstrap, end to end: whoever is killed, whenever, the same cluster forms, once, with the
-//! same bundle.
+//! The bootstrap end to end: whichever process is killed at whichever step, the same bundle forms
+//! one cluster, and no second one.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn crashing_at(step: &str) -> AgentOptions {
     }
 }
 
-/// That `cluster` takes a write and lists three started members of different names.
+/// Checks that `cluster` accepts a write, and lists three started members with different names.
 fn has_three_members<'a>(
     world: &World,
     cluster: &str,
@@ -47,7 +47,7 @@ fn has_three_members<'a>(
     Ok(())
 }
 
-/// Starts the agents again and again until the cluster is formed: what an init system does.
+/// Restarts agents that have ended until the cluster is formed, as an init system would.
 fn keep_running(world: &World, cluster: &str, agents: &mut [Agent]) -> Result<serde_json::Value> {
     until_told(&format!("{cluster} to form under a supervisor"), FORMED, || {
         for agent in agents.iter_mut().filter(|a| a.process_id().is_some()) {
@@ -101,7 +101,8 @@ fn an_agent_killed_at_any_step_converges_to_the_same_seat() -> Result<()> {
             agent.start()?;
         }
         let code = agents[0].exit_code(FORMED).with_context(|| format!("crash at {step}"))?;
-        // The launcher is a process of its own: it dies each time, and the agent gives up.
+        // The launcher is a separate process. It is killed at each attempt, until the agent gives
+        // up.
         let expected = if step == "launcher" { 1 } else { 128 + 9 };
         ensure!(code == expected, "killed at {step}, the agent ended with {code}");
         agents[0].options = AgentOptions::default();
@@ -113,7 +114,7 @@ fn an_agent_killed_at_any_step_converges_to_the_same_seat() -> Result<()> {
     Ok(())
 }
 
-/// The steps of the service at which somebody dies.
+/// Steps of the service at which a process is killed.
 const SERVICE_STEPS: [&str; 11] = [
     "before-seated",
     "after-seated",
@@ -167,7 +168,7 @@ fn postgres_killed_at_any_step_forms_the_same_cluster() -> Result<()> {
     Ok(())
 }
 
-/// That the three form `demo`, under a supervisor, and that it has three members.
+/// Waits until the agents have formed `demo`, and checks that it has three members.
 fn three_members(world: &World, agents: &mut [Agent]) -> Result<()> {
     keep_running(world, "demo", agents)?;
     has_three_members(world, "demo", &*agents)
@@ -228,7 +229,7 @@ fn the_seat_of_a_host_that_dies_goes_to_the_standby() -> Result<()> {
 fn a_host_that_nobody_can_reach_loses_its_seat_to_the_standby() -> Result<()> {
     let world = world(4)?;
     let bundle = world.order("demo", 3)?;
-    // It listens where it says it does not: as behind a firewall that lets nothing in.
+    // It listens on another address than it advertises, as if a firewall dropped its connections.
     let elsewhere = world.network.hosts[3].address;
     let mut unreachable = world.agent_with(
         0,

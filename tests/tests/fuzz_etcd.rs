@@ -1,5 +1,5 @@
-//! A short run of the same random requests to stock etcd and to muster-node; `make fuzz-etcd` is
-//! the long one.
+//! A short run that sends the same random requests to stock etcd and to `muster-node`. `make
+//! fuzz-etcd` is the long run.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,9 +18,9 @@ const USER_REQUESTS: u64 = 400;
 const LINE_REQUESTS: u64 = 150;
 const CHANGES: u64 = 100;
 
-/// A stock etcd; the test is skipped without it.
+/// Returns a stock etcd, or reports that the test is skipped.
 async fn etcd() -> Option<PathBuf> {
-    // Where the other tests with a stock etcd have, or will find, theirs.
+    // The other tests with a stock etcd use this folder too.
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
     match stock::built(work, &|_| {}).await {
         Ok(etcd) => Some(etcd),
@@ -37,7 +37,8 @@ async fn alike(about: Subject, requests: u64) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let programs = [etcd.as_path(), node.as_path()];
     let report = fuzz_etcd::run(programs, dir.path(), about, SEED, requests).await?;
-    // Each was answered alike or as listed. So was what came of a wait, which is counted beside it.
+    // Each request was answered alike, or has a difference that is allowed. Outcomes of waits are
+    // counted in addition, so the sum may be larger.
     let listed: u64 = report.allowed.values().sum();
     assert!(report.requests + listed >= requests, "{report:?}");
     assert!((1..requests).contains(&report.refused), "{report:?}");
@@ -59,7 +60,7 @@ async fn locks_and_elections_are_stock_etcds() -> Result<()> {
     alike(Subject::Lines, LINE_REQUESTS).await
 }
 
-/// In a cluster of one nothing that is answered depends on time.
+/// With one member, no answer depends on timing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_change_as_stock_etcds_do() -> Result<()> {
     let Some(etcd) = etcd().await else { return Ok(()) };
@@ -72,7 +73,7 @@ async fn members_change_as_stock_etcds_do() -> Result<()> {
     Ok(())
 }
 
-/// The processes that `parent` has started.
+/// Returns the processes that `parent` has started.
 fn children(parent: u32) -> Vec<u32> {
     let is_child = |pid: &u32| {
         let stat = fs_err::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -87,7 +88,7 @@ fn children(parent: u32) -> Vec<u32> {
 fn a_fuzz_that_is_killed_leaves_no_server_behind() -> Result<()> {
     let node = program("muster-node")?;
     let dir = tempfile::tempdir()?;
-    // Which programs it compares doesn't matter here.
+    // The programs don't matter here, so both are `muster-node`.
     let mut fuzz = Command::new(env!("CARGO_BIN_EXE_fuzz-etcd"))
         .env("TMPDIR", dir.path())
         .arg("--etcd")
@@ -98,7 +99,7 @@ fn a_fuzz_that_is_killed_leaves_no_server_behind() -> Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()?;
-    // Two servers, and what watches over each.
+    // Two servers, and the watchdog of each.
     let limit = Duration::from_secs(60);
     let started = until("the servers to run", limit, || {
         Some(children(fuzz.id())).filter(|all| all.len() == 4)

@@ -1,5 +1,5 @@
-//! What clients and watchers of three built members were told while those were killed, stopped and cut
-//! off, judged: one order of all requests explains every answer and every event.
+//! Records the answers to clients and watchers of three built members, which are killed, stopped
+//! and disconnected meanwhile. One order of all requests must explain every answer and every event.
 
 #![allow(clippy::print_stdout, reason = "a test's report, shown with --nocapture")]
 
@@ -17,15 +17,15 @@ use node_proto::etcdserverpb::StatusResponse;
 use node_proto::etcdserverpb::auth_client::AuthClient;
 use rustix::process::Signal;
 
-/// Nothing waits this long when all is well.
+/// Time limit of each wait; a test that passes waits much less.
 const LIMIT: Duration = Duration::from_secs(60);
 const CALL: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(50);
 const MEMBERS: usize = 3;
-/// Answers between two faults.
+/// Number of answers between two faults.
 const SERVED: u64 = 150;
 
-/// Who is hit.
+/// Members that a fault affects.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Victim {
     Leader,
@@ -38,11 +38,11 @@ enum Fault {
     Kill,
     Stop,
     Cut,
-    /// What it sends is lost.
+    /// Packets that the member sends are dropped.
     NotHeard,
-    /// What is sent to it is lost.
+    /// Packets to the member are dropped.
     HearsNothing,
-    /// One link of it, both ways.
+    /// All packets between the member and one other are dropped.
     OneLink,
 }
 
@@ -90,7 +90,7 @@ fn histories_of_members_that_are_cut_off_are_right() -> Result<()> {
     Ok(())
 }
 
-/// Records a history while all of that happens, one after the other, and judges it.
+/// Records a history while these faults happen one after another, and checks it.
 fn scenario(
     name: &str,
     network: Network,
@@ -109,7 +109,7 @@ fn scenario(
     let history = result.with_context(|| nodes::last_words(&cluster.nodes)).with_context(again)?;
     let recorded = began.elapsed();
     let report = judge(&history).map_err(|violation| {
-        // A history is not had again: it has to be kept whole.
+        // A history can't be reproduced from its seed, so it is kept completely.
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("history-{name}-{seed}"));
         let kept = fs_err::write(&path, format!("{violation}\n{history:#?}"));
         let kept = kept.map_or_else(|error| error.to_string(), |()| path.display().to_string());
@@ -130,7 +130,7 @@ fn scenario(
 struct Cluster {
     network: Network,
     nodes: Vec<Node>,
-    /// Who asks has to say who it is.
+    /// Whether clients must authenticate.
     has_users: bool,
     runtime: tokio::runtime::Runtime,
     _folder: tempfile::TempDir,
@@ -146,7 +146,8 @@ impl Cluster {
             hosts.clone().map(|host| format!("{}={}", host.name, nodes::peer_url(host))).collect();
         let mut nodes: Vec<Node> =
             hosts.map(|host| Node::new(host, &host.name, &program, folder.path())).collect();
-        // Whoever was away needs a snapshot, or only entries.
+        // With a low count a member that was offline needs a snapshot, with a high one only
+        // entries.
         let snapshot_count = [100, 1_000, 10_000][rng.pick(3)];
         for node in &mut nodes {
             node.flags.push(format!("--name={}", node.host.name));
@@ -185,7 +186,7 @@ impl Cluster {
         history
     }
 
-    /// A fault with its end, each seen by clients.
+    /// Begins and ends a fault. Both effects must be visible to clients.
     fn one(
         &mut self,
         fault: Fault,
@@ -252,7 +253,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until one of them says that it leads, and is `wanted`; which, and its term.
+    /// Waits for a leader that `wanted` accepts, and returns it with its term.
     fn leader(&self, wanted: impl Fn(usize, u64) -> bool) -> Result<(usize, u64)> {
         let started = Instant::now();
         self.runtime.block_on(async {
@@ -292,7 +293,7 @@ impl Cluster {
     }
 }
 
-/// Waits until clients are answered.
+/// Waits until clients have received some more answers.
 fn served(recording: &Recording) -> Result<()> {
     let before = recording.answered();
     until("answers", LIMIT, || {

@@ -1,4 +1,4 @@
-//! The agent's journal: whole on the disk before anything that follows from it leaves the host.
+//! The agent's journal must be durable before the agent sends anything that depends on it.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -20,8 +20,8 @@ fn strace() -> bool {
     there
 }
 
-/// The completed calls of a trace, in the order of their ends; of one that another thread's call
-/// interrupted, both halves are put together again.
+/// Returns the completed calls of a trace, in the order of their ends. A call that another thread's
+/// call interrupted has two lines, which are joined.
 fn calls(trace: &str) -> Vec<(u32, String)> {
     let mut begun: BTreeMap<u32, String> = BTreeMap::new();
     let mut calls = Vec::new();
@@ -41,9 +41,9 @@ fn calls(trace: &str) -> Vec<(u32, String)> {
     calls
 }
 
-/// For each time that the journal was written: written aside under a name of its own, synced,
-/// renamed, and its folder synced, in this order, and nothing sent by this thread in between. Returns
-/// how often.
+/// Checks every write of the journal: a temporary file is written and synced, then renamed, then
+/// the folder is synced. The same thread must send nothing in between. Returns the number of
+/// writes.
 fn check_order(trace: &str) -> Result<usize> {
     let calls = calls(trace);
     let ok = |call: &str| !call.contains("= -1 ");
@@ -83,7 +83,8 @@ fn check_order(trace: &str) -> Result<usize> {
     Ok(times)
 }
 
-/// An agent that dies right after what `step` made durable, and before it is sent; and its trace.
+/// Runs an agent that dies after `step` made its change durable and before it is sent. Returns the
+/// agent and its trace.
 fn dies_at(world: &World, bundle: &std::path::Path, step: &str) -> Result<(Agent, String)> {
     let trace = world.path("trace");
     let through = ["strace", "-f", "-y", "-s", "64", "-e", CALLS, "-o", path_text(&trace)?];
@@ -148,7 +149,7 @@ fn a_death_that_is_over_is_no_error_and_a_killed_node_has_no_last_words() -> Res
     })?;
     ensure!(status["last_error"].is_null(), "{status}");
     ensure!(status["node"]["last_death"] == "signal 9", "{status}");
-    // Nothing of what every healthy cluster passes through was told as a worry.
+    // No step of a healthy formation may be logged as a problem.
     ensure!(!agent.output().contains("discovery says"), "{}", agent.output());
     Ok(())
 }

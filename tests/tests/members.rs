@@ -1,5 +1,5 @@
-//! The members of a running cluster, changed with the agent's commands: what the guide to runtime
-//! reconfiguration walks through, on real processes, with somebody writing all the while.
+//! Changes the members of a running cluster with the agent's commands, as in etcd's guide to
+//! runtime reconfiguration. A client writes all the time.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,8 @@ use muster_tests::harness::programs::program;
 use muster_tests::harness::{Machines, Writer};
 use muster_tests::stock;
 
-/// Ours, and Debian's where it is installed: the same commands for both.
+/// Returns `muster-node`, and Debian's etcd if it is installed; the same commands must work for
+/// both.
 fn programs() -> Result<Vec<PathBuf>> {
     Ok([program("muster-node")?].into_iter().chain(stock::oldest()).collect())
 }
@@ -44,16 +45,16 @@ fn three_grow_to_five_and_shrink_to_three_under_a_writer() -> Result<()> {
         let at = plan["configuration"].as_u64().context("a configuration")?.to_string();
         let add = ["add", name.as_str(), "--peer-urls", &url, "--plan-at", &at];
         let added = machines.done(&add)?;
-        // The same plan again is one of other members.
+        // A repeated plan was made for the earlier members, so it is stale.
         let stale = machines.refused(&add, 1)?;
         ensure!(stale.contains("stale"), "{stale}");
         machines.join(number, &added)?;
-        // By its id: it has no name before it has started, which is waited for.
+        // By its id, since it has no name before it has started. The command waits for that.
         let id = added["member_id"].as_str().context("an id")?;
         machines.done(&["promote", id])?;
     }
     machines.wait_voters(&["n1", "n2", "n3", "n4", "n5"])?;
-    // The leader, and one more that isn't the writer's last.
+    // Remove the leader twice. The writer can still use the members that are left.
     for _ in 0..2 {
         let gone = leader(&machines)?;
         let name = machines.all[gone].name.clone();
@@ -67,8 +68,8 @@ fn three_grow_to_five_and_shrink_to_three_under_a_writer() -> Result<()> {
     writer.end(&machines.all[left].client_url)
 }
 
-/// Runs `member replace`, and kills it as soon as it has said one of `words`; whether it succeeded
-/// before that, and what it said.
+/// Runs `member replace`, and kills it as soon as it prints one of `words`. Returns whether it
+/// succeeded before that, and its output.
 fn replace_until(machines: &Machines, args: &[&str], words: &[&str]) -> Result<(bool, String)> {
     let mut command = machines.member(args)?;
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
@@ -107,7 +108,7 @@ fn replaces_a_failed_machine(program: &Path) -> Result<()> {
     let args = ["replace", &id, "n4", "--peer-urls", &url, "--patience", "30"];
     let plan = machines.done(&[&["plan"], &args[..5]].concat())?;
     ensure!(plan["warnings"].to_string().contains("the old one goes first"), "{plan}");
-    // Killed after each word that it says, it goes on where it stopped.
+    // After a kill at each of these messages, the next run continues where the last one stopped.
     let words = ["removing", "is removed", "is in the list", "start n4"];
     for at in 0..words.len() {
         let (ended, text) = replace_until(&machines, &args, &words[at..])?;
@@ -122,7 +123,8 @@ fn replaces_a_failed_machine(program: &Path) -> Result<()> {
     writer.end(&machines.all[0].client_url)
 }
 
-/// The second of two replacements of one member: the member is gone, and not by this one.
+/// A second replacement of one member must be refused, since another operation has removed that
+/// member.
 #[test]
 fn a_second_replacement_of_a_member_is_refused() -> Result<()> {
     for program in programs()? {
@@ -139,7 +141,7 @@ fn a_second_replacement_of_a_member_is_refused() -> Result<()> {
         ensure!(text.contains("as a learner"), "{text}");
         machines.join_by_list(first)?;
         machines.done(&args)?;
-        // The first one is done, however often it is asked for again.
+        // Repeating the completed command succeeds without a change.
         machines.done(&args)?;
         let text = machines.refused(&["replace", &id, "n5", "--peer-urls", &second_url], 1)?;
         ensure!(text.contains("another operation did"), "{text}");
@@ -150,7 +152,7 @@ fn a_second_replacement_of_a_member_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// `member plan` says what the change itself is refused with, and both exit with 1.
+/// `member plan` must show the refusal that the change itself would get, and both must exit with 1.
 #[test]
 fn a_plan_refuses_what_is_no_peer_url_in_the_words_of_the_change() -> Result<()> {
     let machines = Machines::three(&program("muster-node")?, 3)?;
@@ -187,7 +189,7 @@ fn machines_are_cycled_one_by_one() -> Result<()> {
     writer.end(&machines.all[5].client_url)
 }
 
-/// Where the next three will be, in the order of their hosts.
+/// Returns the client URLs that the next three machines will have, in the order of their hosts.
 fn next_urls(machines: &Machines) -> Vec<String> {
     let next = |url: &str, by: u8| {
         let (head, last) = url.rsplit_once('.')?;
@@ -219,8 +221,8 @@ fn every_machine_gets_another_address_and_a_restart_with_a_gate_between() -> Res
     Ok(())
 }
 
-/// Passes connections on to a node. The one of number `cut` is lost: before the request is passed on,
-/// or after it, when the answer comes.
+/// A proxy to a node that loses connection number `cut`. It closes it before the request is
+/// forwarded, or after the node has answered.
 struct Proxy {
     url: String,
     accepted: Arc<AtomicUsize>,
@@ -252,7 +254,7 @@ impl Proxy {
 
 fn pass(mut client: TcpStream, to: SocketAddr, loses: Option<Loses>) -> Option<()> {
     if loses == Some(Loses::Request) {
-        // Long enough for the request to be on its way.
+        // Let the client send its request first.
         client.set_read_timeout(Some(Duration::from_millis(300))).ok()?;
         let _ = client.read(&mut [0; 1024]);
         return None;
@@ -264,7 +266,7 @@ fn pass(mut client: TcpStream, to: SocketAddr, loses: Option<Loses>) -> Option<(
         let _ = to_server.shutdown(std::net::Shutdown::Both);
     });
     if loses == Some(Loses::Answer) {
-        // The server says hello at once, and answers; nothing of it arrives.
+        // The server's answer is read until it pauses for 2 s, and is not forwarded.
         server.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
         let mut bytes = [0; 4096];
         while server.read(&mut bytes).is_ok_and(|read| read > 0) {}
@@ -277,7 +279,8 @@ fn pass(mut client: TcpStream, to: SocketAddr, loses: Option<Loses>) -> Option<(
     Some(())
 }
 
-/// Each change through a proxy that loses its request, or its answer: it is made, once.
+/// Each change is sent through a proxy that loses the request or the answer. It must be made
+/// exactly once.
 #[test]
 fn a_change_whose_answer_is_lost_is_made_once() -> Result<()> {
     for program in programs()? {
@@ -286,7 +289,7 @@ fn a_change_whose_answer_is_lost_is_made_once() -> Result<()> {
         let (first, url) = (machines.all[0].client_url.clone(), machines.all[new].peer_url.clone());
         let elsewhere = url.replace(":2380", ":12380");
         for loses in [Loses::Answer, Loses::Request] {
-            // The first connection asks for the list, the second one is the change.
+            // The first connection reads the member list, and the second one sends the change.
             let through = |args: &[&str]| -> Result<serde_json::Value> {
                 let proxy = Proxy::start(&first, 1, loses)?;
                 let output = machines.member_at(&proxy.url, args)?.output()?;

@@ -1,5 +1,5 @@
-//! Members that get new addresses, one after the other, with a client that reads and writes all the
-//! while; the agents are told by their flags, as whoever moves a machine tells them.
+//! Moves members to new addresses one after another, while the data stays readable and writable.
+//! The agents get their address as a flag, as an operator would set it.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use muster_tests::stock;
 const LIMIT: Duration = Duration::from_secs(60);
 const SIZE: usize = 3;
 
-/// `muster-agent member`, on this agent's host.
+/// Runs `muster-agent member` on this agent's host, and returns its output.
 fn member(agent: &Agent, arguments: &[&str]) -> Result<String> {
     let mut command = agent.host.command(program("muster-agent")?);
     command.arg("member").args(arguments).args(["--data-dir", path_text(&agent.data_dir)?]);
@@ -40,7 +40,8 @@ fn moves_all(world: &World, agents: &mut [Agent], homes: &[Host]) -> Result<()> 
         agents[at].terminate(LIMIT)?;
         agents[at].host = home;
         agents[at].start()?;
-        // All answer, by the addresses and the certificates that clients compare.
+        // Waits until all members answer at their addresses, with certificates that clients accept
+        // there.
         member(&agents[(at + 1) % SIZE], &["wait", "--patience", "40"])?;
     }
     let moved: Vec<&Host> = homes[SIZE..].iter().collect();
@@ -48,7 +49,7 @@ fn moves_all(world: &World, agents: &mut [Agent], homes: &[Host]) -> Result<()> 
         let found = world.etcdctl("demo", &[host])?.run(&["get", "before"])?;
         ensure!(found.contains('x'), "{}: {found}", host.address);
     }
-    // Where they are now they stay, whether or not they are told again.
+    // A member keeps its address at a restart without the flag.
     let agent = &mut agents[0];
     agent.terminate(LIMIT)?;
     agent.start_untold()?;

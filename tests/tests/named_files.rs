@@ -1,5 +1,5 @@
-//! What a person names as a file, and that is none: a pipe that nobody writes to, a device without an
-//! end, a folder. Every command says so at once.
+//! Paths that name no regular file: a pipe that nobody writes to, an endless device, or a folder.
+//! Every command must refuse them at once.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use muster_tests::harness::programs::program;
 use muster_tests::harness::world::path_text;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Whoever reads a device is stopped by this, instead of taking all memory. In KiB.
+/// Memory limit in KiB, which stops a program that reads a device without end.
 const MEMORY: u32 = 8 << 20;
 
 const READERS: [&str; 13] = [
@@ -32,11 +32,11 @@ const READERS: [&str; 13] = [
      --peer-url https://10.1.0.4:2380 --client-url https://10.1.0.4:2379 --out OUT",
 ];
 
-/// Those that want a folder.
+/// Command lines that take a folder instead of a file.
 const LOOKERS: [&str; 2] =
     ["muster-node data status FILE", "muster-node data recover --i-accept-data-loss FILE"];
 
-/// Exit code and words of `line`, with `named` in the place of its file.
+/// Runs `line` with `named` as its file. Returns the exit code and the output.
 fn ends(line: &str, named: &Path, folder: &Path) -> Result<(i32, String)> {
     let mut words = line.split(' ').map(|word| match word {
         "FILE" => path_text(named).map(str::to_owned),
@@ -60,7 +60,7 @@ fn what_is_no_file_is_refused_at_once_by_whoever_would_read_it() -> Result<()> {
     let root = tempfile::tempdir()?;
     let (pipe, folder) = (root.path().join("pipe"), root.path().join("folder"));
     fs_err::create_dir(&folder)?;
-    // Where an agent's node would have its data.
+    // An agent would have its node's data in this folder.
     fs_err::create_dir(root.path().join("node"))?;
     ensure!(Command::new("mkfifo").args(["-m", "600"]).arg(&pipe).status()?.success());
     let named = [

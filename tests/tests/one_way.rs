@@ -1,5 +1,5 @@
-//! Members of which one can be connected to, or can connect, in one direction only: firewall rules drop
-//! the first packet of a connection (its SYN), and nothing else. One direction is enough.
+//! Members that can be connected to, or can connect, in one direction only. Firewall rules drop the
+//! first packet of a connection (SYN) and nothing else. One direction must be enough.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -10,20 +10,21 @@ use muster_tests::harness::{Host, Network, Node, nodes, programs};
 use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
 use node_proto::etcdserverpb::{MoveLeaderRequest, StatusResponse};
 
-/// Nothing waits this long when all is well.
+/// Time limit of each wait; a test that passes waits much less.
 const LIMIT: Duration = Duration::from_secs(90);
-/// One call may take this long before it is tried again.
+/// Time limit of one call before it is repeated.
 const CALL: Duration = Duration::from_secs(10);
-/// The log drops old entries by the segment, of 64 MiB: so many writes of a megabyte begin another one.
+/// Number of writes of 1 MiB that fill a log segment of 64 MiB. The log drops old entries by whole
+/// segments.
 const WRITES: usize = 90;
 const LONG: usize = 1 << 20;
 
-/// Which connections between host 0 and the others fail.
+/// Direction in which connections between host 0 and the others fail.
 #[derive(Clone, Copy, Debug)]
 enum Blocked {
-    /// Nobody can connect to host 0.
+    /// No host can connect to host 0.
     Inbound,
-    /// Host 0 can connect to nobody.
+    /// Host 0 can connect to no host.
     Outbound,
 }
 
@@ -91,17 +92,18 @@ impl Cluster {
             }
         }
         self.names_the_direction(blocked).await?;
-        // A snapshot in each direction between host 0 and its leader.
+        // Send a snapshot in each direction between host 0 and its leader.
         self.is_brought_up_to_date(0, 1).await?;
         self.lead(0).await?;
         self.is_brought_up_to_date(1, 0).await?;
-        // One more failure: what is left has to work over the one connection that it has.
+        // After one more failure, the last two members must work over their only connection.
         self.nodes[2].kill();
         self.write(0).await?;
         self.write(1).await
     }
 
-    /// Stops a member, lets another one write more than the log keeps, and starts it again.
+    /// Stops a member, lets another one write more than the log keeps, and restarts it. It must
+    /// then get a snapshot.
     async fn is_brought_up_to_date(&mut self, away: usize, other: usize) -> Result<()> {
         self.nodes[away].kill();
         for _ in 0..WRITES {
@@ -115,7 +117,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Log, metrics and status of host 0 say which of its directions fails.
+    /// Waits until log, metrics and status of host 0 name the direction that fails.
     async fn names_the_direction(&self, blocked: Blocked) -> Result<()> {
         let (fails, status) = match blocked {
             Blocked::Inbound => ("inbound", "has not connected to this member"),
@@ -155,7 +157,8 @@ impl Cluster {
         self.write_long(host, 1).await
     }
 
-    /// A write of so many bytes at this member, again until it is acknowledged.
+    /// Writes a value of `bytes` bytes through this member, and repeats that until it is
+    /// acknowledged.
     async fn write_long(&self, host: usize, bytes: usize) -> Result<()> {
         let value = vec![7; bytes];
         let start = Instant::now();
@@ -171,7 +174,7 @@ impl Cluster {
         }
     }
 
-    /// Moves the leadership to this host.
+    /// Moves leadership to this host.
     async fn lead(&self, to: usize) -> Result<()> {
         let start = Instant::now();
         let target_id = header(&self.status(to).await?)?;
@@ -180,7 +183,7 @@ impl Cluster {
                 Some(leader) if leader == to => return Ok(()),
                 Some(leader) => {
                     let mut api = MaintenanceClient::new(channel(self.address(leader), None)?);
-                    // It may have lost the leadership meanwhile.
+                    // The member may no longer be the leader, so the result doesn't matter.
                     let moved = api.move_leader(MoveLeaderRequest { target_id });
                     let _ = tokio::time::timeout(CALL, moved).await;
                 }
@@ -190,7 +193,7 @@ impl Cluster {
         bail!("host {to} never leads")
     }
 
-    /// The host that all of these take for their leader.
+    /// Returns the leader, if all these hosts agree on it.
     async fn leader(&self, hosts: &[usize]) -> Result<Option<usize>> {
         let mut leaders = Vec::new();
         let mut leads = None;

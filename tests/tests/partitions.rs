@@ -1,6 +1,6 @@
-//! Partitions during each kind of change of members, on hosts with addresses of their own: a writer
-//! runs all the time, and whatever was cut, and whatever became of the change, everything that was
-//! acknowledged is there afterwards, on every member.
+//! Partitions during each kind of membership change, on hosts with their own addresses. A client
+//! writes all the time. Whatever was cut off and whether or not the change was made, every
+//! acknowledged write must be on every member afterwards.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -20,14 +20,14 @@ use node_proto::etcdserverpb::{
 };
 use tonic::{Status, transport::Channel};
 
-/// Nothing waits this long when all is well.
+/// Time limit of each wait; a test that passes waits much less.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a partition lasts: more than twice what an election takes.
+/// Duration of a partition, which is more than twice that of an election.
 const CUT: Duration = Duration::from_millis(2_500);
-/// One call may take this long; a change that is not through by then may yet happen.
+/// Time limit of one call. A change that timed out may still be made later.
 const CALL: Duration = Duration::from_secs(2);
 const PUT: Duration = Duration::from_millis(300);
-/// The host of the member that comes and goes; the others are 0 to 2.
+/// Index of the host whose member is added; the others are 0 to 2.
 const SPARE: usize = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,7 +40,7 @@ enum Change {
     Update,
 }
 
-/// What is cut off, and in which direction.
+/// Connections to cut, and in which direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Partition {
     Leader,
@@ -90,7 +90,7 @@ fn moving_a_member_loses_no_write() -> Result<()> {
     partitions_during(Change::Update)
 }
 
-/// All partitions side by side, each on a network and a cluster of its own.
+/// Tests all partitions in parallel, each with its own network and cluster.
 fn partitions_during(change: Change) -> Result<()> {
     if !Network::can_be_cut() {
         return Ok(());
@@ -120,14 +120,14 @@ fn one(change: Change, partition: Partition) -> Result<()> {
     })
 }
 
-/// Whoever was away when it was removed.
+/// Whether the change removes a member that is cut off.
 fn removes_who_is_away(change: Change, partition: Partition) -> bool {
     matches!(change, Change::RemoveFollower | Change::RemoveLeader)
         && partition == Partition::Target
 }
 
-/// The members' election time-out. Where it shall be seen that who comes back disturbs nobody, it is
-/// long enough for a busy machine to bring about no election of its own.
+/// Returns the election timeout. It is long if the test checks that a returning member causes no
+/// election, so that a busy machine causes none either.
 fn election(change: Change, partition: Partition) -> &'static str {
     if removes_who_is_away(change, partition) { "8000" } else { "1000" }
 }
@@ -140,8 +140,8 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Three members and a spare host. They may be changed whatever their health: a change that is
-    /// refused because somebody is cut off would show nothing.
+    /// Starts three members and prepares a spare host. Health checks of changes are off: a change
+    /// that is refused because of the partition would prove nothing.
     fn start(network: Network, election: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let program: PathBuf = programs::program("muster-node")?;
@@ -164,7 +164,8 @@ impl Cluster {
         Ok(Self { network, nodes, ids: Vec::new(), _folder: folder })
     }
 
-    /// Learns the ids, and what a change begins with: its target.
+    /// Records the member ids, and prepares what the change needs. Returns the host that the change
+    /// is about.
     async fn prepare(&mut self, change: Change, leader: usize) -> Result<usize> {
         for host in 0..SPARE {
             let status = at_last("its status", async || self.status(host).await).await?;
@@ -187,7 +188,8 @@ impl Cluster {
         }
     }
 
-    /// Cuts, asks for the change, heals, and sees the change through; which hosts are members then.
+    /// Cuts, requests the change, heals, and completes the change. Returns the hosts that are
+    /// members afterwards.
     async fn survives(
         &mut self,
         change: Change,
@@ -198,12 +200,12 @@ impl Cluster {
     ) -> Result<Vec<usize>> {
         let before = writer.acknowledged();
         self.cut(partition, leader, target)?;
-        // A member that is not the one cut off, so that the change has its chance.
+        // The request goes to a member that is not cut off, so that the change can succeed.
         let follower = (leader + 2) % SPARE;
         let cut_off =
             partition == Partition::Leader || partition == Partition::Target && leader == target;
         let asked = if cut_off { follower } else { leader };
-        // What comes of it is seen below.
+        // The outcome is checked below, whatever the answer is.
         let _ = self.ask(asked, change, target).await;
         tokio::time::sleep(CUT).await;
         let removes = matches!(change, Change::RemoveFollower | Change::RemoveLeader);
@@ -228,7 +230,8 @@ impl Cluster {
         }
         self.settled(&members).await?;
         if let Some(term) = term {
-            // It was away when it was removed: it has heard of it, and has disturbed nobody.
+            // The removed member was cut off. It has learned of its removal, and has caused no
+            // election.
             let now = self.term(follower).await?;
             ensure!(now == term, "its return has brought term {now} after {term}");
         }
@@ -288,18 +291,19 @@ impl Cluster {
         tokio::time::timeout(CALL, asked).await.map_err(late)?
     }
 
-    /// The peer URL that the target has after the change.
+    /// Returns the peer URL that the target has after the change.
     fn moved(&self, change: Change, target: usize) -> String {
         let url = nodes::peer_url(&self.network.hosts[target]);
         if change == Change::Update { url.replace("2380", "2390") } else { url }
     }
 
-    /// Asks again until the change is made, then does what comes after it on the target's host.
+    /// Repeats the request until the change is made, then does the following steps on the target's
+    /// host.
     async fn see_through(&mut self, change: Change, target: usize) -> Result<()> {
         let start = Instant::now();
         let url = self.moved(change, target);
         loop {
-            // One of them knows; the target may have gone.
+            // The target itself may have been removed, so the other members are asked.
             for host in (0..SPARE).filter(|host| *host != target) {
                 let Ok(list) = self.members(host).await else { continue };
                 let found = list.iter().find(|member| member.peer_ur_ls.contains(&url));
@@ -327,7 +331,7 @@ impl Cluster {
                 self.start_spare()?;
                 let start = Instant::now();
                 while let Err(refused) = self.ask(host, Change::Promote, SPARE).await {
-                    // An earlier request was carried out, and answered too late.
+                    // An earlier request has promoted it, although its answer came too late.
                     if refused.message() == "etcdserver: can only promote a learner member" {
                         break;
                     }
@@ -369,7 +373,7 @@ impl Cluster {
         Ok(spare.context("the spare is a member")?.id)
     }
 
-    /// Waits until these follow one leader, one of them; which.
+    /// Waits until these hosts agree on a leader, and returns it.
     async fn settled(&self, hosts: &[usize]) -> Result<usize> {
         let start = Instant::now();
         loop {
@@ -393,7 +397,7 @@ impl Cluster {
         Ok(leads.filter(|_| seen.len() == 1))
     }
 
-    /// That all members have the same list of members and the same data, with all that was written.
+    /// Checks that all members have equal member lists, equal data, and all acknowledged writes.
     async fn agrees(&self, hosts: &[usize], written: &BTreeSet<u64>) -> Result<()> {
         let range = RangeRequest {
             key: b"w/".to_vec().into(),
@@ -450,7 +454,7 @@ impl Cluster {
     }
 }
 
-/// Asks until there is an answer.
+/// Repeats `ask` until it succeeds.
 async fn at_last<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     loop {
@@ -479,8 +483,8 @@ fn number(key: &[u8]) -> Option<u64> {
     std::str::from_utf8(key).ok()?.strip_prefix("w/")?.parse().ok()
 }
 
-/// Writes one key after the other, at one member after the other, and remembers what was
-/// acknowledged.
+/// A thread that writes one key after another through changing members, and records which writes
+/// were acknowledged.
 struct Writer {
     ends: Arc<AtomicBool>,
     count: Arc<AtomicU64>,
@@ -528,7 +532,7 @@ async fn write(
             break;
         }
         let at = usize::try_from(number)? % clients.len();
-        // One that was not acknowledged may be there or not, and is not tried again.
+        // A write that was not acknowledged may have happened or not, and is not repeated.
         if clients[at].put(format!("w/{number}").as_bytes(), b"x", PUT).await.is_ok() {
             written.insert(number);
             acknowledged.fetch_add(1, Ordering::Relaxed);

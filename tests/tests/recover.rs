@@ -1,4 +1,4 @@
-//! A majority is lost for good, and an operator makes a new cluster of what is left.
+//! A majority is lost for good, and an operator makes a new cluster from what is left.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -35,7 +35,8 @@ fn refused(output: &Output, code: i32, says: &str) -> Result<()> {
     Ok(())
 }
 
-/// Three agents of a cluster that wrote `before` together, and `after` without the third.
+/// Starts three agents and forms a cluster. It writes `before` with all three members, and `after`
+/// without the third.
 fn three(world: &World) -> Result<(Vec<Agent>, Etcdctl)> {
     let bundle = world.order("demo", 3)?;
     let mut agents = Vec::new();
@@ -48,7 +49,7 @@ fn three(world: &World) -> Result<(Vec<Agent>, Etcdctl)> {
     let hosts: Vec<&Host> = agents.iter().map(|agent| &agent.host).collect();
     let etcdctl = world.etcdctl("demo", &hosts)?;
     until("a first write", LIMIT, || etcdctl.run(&["put", "k", "before"]).ok())?;
-    // The third goes away first, and so has less than the others.
+    // The third member stops first, so its log is shorter than the others'.
     let two = etcdctl.only(hosts[0]);
     agents[2].terminate(LIMIT)?;
     until("a write without the third", LIMIT, || two.run(&["put", "k", "after"]).ok())?;
@@ -59,7 +60,7 @@ fn cluster_id(of: &Etcdctl) -> Result<Value> {
     Ok(of.json(&["endpoint", "status"])?[0]["Status"]["header"]["cluster_id"].clone())
 }
 
-/// What an agent's host says of its directory, as a file.
+/// Writes the output of `recover examine` on the agent's host to a file.
 fn report(world: &World, agent: &Agent, name: &str) -> Result<std::path::PathBuf> {
     let seen = recover(agent, &["examine", "--json"])?;
     ensure!(seen.status.success(), "{}", text(&seen));
@@ -68,7 +69,7 @@ fn report(world: &World, agent: &Agent, name: &str) -> Result<std::path::PathBuf
     Ok(file)
 }
 
-/// What is not the way to make a new cluster.
+/// Checks that wrong ways to make a new cluster are refused.
 fn mistakes(world: &World, first: &Agent, lost: &Agent, of_first: &str) -> Result<()> {
     let key = world.admin_key();
     let make = ["make", "--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE];
@@ -84,7 +85,7 @@ fn mistakes(world: &World, first: &Agent, lost: &Agent, of_first: &str) -> Resul
     refused(&recover(first, &by_stranger)?, 2, "no operator's or owner's key")
 }
 
-/// Whoever looks at the one that is left is told who is missing, and what to do.
+/// Checks that status on the remaining host names the missing members and what to do.
 fn without_a_quorum(left: &Agent, missing: &[&Agent]) -> Result<()> {
     let names: Result<Vec<Value>> =
         missing.iter().map(|agent| Ok(agent.status()?["name"].clone())).collect();

@@ -1,6 +1,6 @@
-//! Clients that others wrote, unmodified, against three members: `tests/clients` has a short programme for each,
-//! which checks what it is told. The same programme runs against stock etcd, where that can be built: what it
-//! expects is etcd's doing, and not ours.
+//! Runs unmodified third-party clients against three members. `tests/clients` has a short program
+//! for each client, which checks the answers. Where stock etcd can be built, the program also runs
+//! against it, to show that its expectations are etcd's behaviour.
 
 mod members;
 mod patroni;
@@ -19,9 +19,9 @@ use muster_tests::stock;
 
 use self::members::Members;
 
-/// They take seconds. Each of their own waits is shorter.
+/// Time limit of one program. A program takes seconds, and its own time limits are shorter.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Of what a programme printed, what is shown when it fails.
+/// Number of output lines shown when a program fails.
 const SHOWN: usize = 40;
 
 #[test]
@@ -52,7 +52,7 @@ fn etcd_client_for_rust_works_unchanged() -> Result<()> {
     everywhere(false, || bare(&built))
 }
 
-/// Of muster-node, then of stock etcd: each on members of its own.
+/// Runs a program against `muster-node` and against stock etcd, each with a new cluster.
 fn everywhere(tls: bool, programme: impl Fn() -> Command) -> Result<()> {
     against(&program("muster-node")?, tls, programme()).context("on muster-node")?;
     let Some(etcd) = stock::newest(tools::work()) else { return Ok(()) };
@@ -78,7 +78,8 @@ fn script(interpreter: &Path, name: &str) -> Command {
     command
 }
 
-/// Without what the surroundings say of proxies and certificates: it is all on this machine.
+/// Returns a command in an environment without proxy and certificate settings, since everything is
+/// on this machine.
 fn bare(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear();

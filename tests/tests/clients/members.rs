@@ -1,4 +1,4 @@
-//! Three members of one program, on loopback, for one client.
+//! A cluster of three members of one server program on loopback.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,14 +14,14 @@ use tempfile::TempDir;
 const LIMIT: Duration = Duration::from_secs(60);
 const MEMBERS: u8 = 3;
 
-/// They end with this.
+/// Three running members, which are killed when this is dropped.
 pub(crate) struct Members {
-    /// Where clients reach them.
+    /// Client URLs of the members.
     pub(crate) urls: Vec<String>,
-    /// Whose certificates they show, if any.
+    /// CA of the members' certificates, if they use TLS.
     pub(crate) ca: Option<PathBuf>,
     pub(crate) nodes: Vec<Node>,
-    /// Their data and logs, and what else belongs to this cluster.
+    /// Folder of the members' data and logs, and of other files of the test.
     pub(crate) folder: TempDir,
 }
 
@@ -38,7 +38,7 @@ impl Members {
         let mut nodes = Vec::new();
         for host in &hosts {
             let mut node = Node::new(host, &host.name, program, folder.path());
-            // Clients may be served in TLS while peers are not: one is not the other's matter.
+            // Client URLs may use TLS while peer URLs don't: the settings are independent.
             for flag in node.flags.iter_mut().filter(|flag| flag.contains("-client-urls=")) {
                 *flag = secured(std::mem::take(flag));
             }
@@ -55,7 +55,7 @@ impl Members {
         Ok(Self { urls, ca: credentials.map(|each| each.ca()), nodes, folder })
     }
 
-    /// `kill -9` of the member that leads; which it was.
+    /// Kills the leader with SIGKILL, and returns its index.
     pub(crate) fn kill_leader(&mut self) -> Result<usize> {
         let leads = until_told("a member to lead", LIMIT, || {
             let leads = |url: &String| self.leads(url).unwrap_or_default();

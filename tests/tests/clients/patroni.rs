@@ -1,5 +1,5 @@
-//! Patroni with a real Postgres, and `muster-node` as the store that says who leads: what is killed, and that no row is
-//! lost that a client was told to be written.
+//! Patroni with a real Postgres and `muster-node` as its store. Postgres and the store's leader are
+//! killed; no row may be lost that was acknowledged to a client.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use super::members::Members;
 use super::postgres::{SCOPE, Server};
 use super::{script, tools};
 
-/// A lease of twenty seconds has to end first; the rest is patience.
+/// Time limit of each wait. It includes the end of a lease of twenty seconds.
 const LIMIT: Duration = Duration::from_secs(180);
-/// The writer is seen to go on when that many more rows are acknowledged.
+/// Number of newly acknowledged rows that show that the writer goes on.
 const MORE: usize = 20;
 
 struct Postgres {
     servers: Vec<Server>,
 }
 
-/// Who leads, and how often that has changed.
+/// Index of the leading Postgres server, and its timeline, which every failover increases.
 #[derive(Clone, Debug, PartialEq)]
 struct Led {
     by: usize,
@@ -29,7 +29,7 @@ struct Led {
 }
 
 impl Postgres {
-    /// One leads, and the other is the standby that everything is written to: only then may one of them go.
+    /// Waits for a leader and a streaming synchronous standby. Only then may one of them be lost.
     fn whole(&self) -> Result<Led> {
         self.seen("a leader and its synchronous standby", |list| {
             let led = self.led(list)?;
@@ -39,7 +39,7 @@ impl Postgres {
         })
     }
 
-    /// The server at `at` leads, on a newer timeline than before.
+    /// Waits until the server at index `at` leads on a newer timeline than `before`.
     fn leads(&self, at: usize, before: &Led) -> Result<Led> {
         self.seen("another server to lead", |list| {
             self.led(list).filter(|led| led.by == at && led.timeline > before.timeline)
@@ -71,7 +71,7 @@ impl Postgres {
     fn switch(&self, led: &Led) -> Result<Led> {
         let (from, to) = (&self.servers[led.by], &self.servers[1 - led.by]);
         let [leader, candidate] = [from, to].map(|each| each.host.name.as_str());
-        // It is asked again: between two looks the standby may have been too far behind.
+        // Repeated, because the standby may have lagged too far behind at one attempt.
         until_told("a switchover to be taken", LIMIT, || {
             let now = self.whole().ok()?;
             let asked =
@@ -126,7 +126,8 @@ fn patroni_fails_over_and_loses_no_row_whoever_is_killed() -> Result<()> {
     let whole = postgres.whole()?;
     ensure!(whole == third, "{whole:?} is not {third:?}");
 
-    // The store has another leader soon, so that Postgres keeps its own; and two members of three do as well.
+    // The store soon elects a new leader, so Postgres must not fail over. Two of three members are
+    // enough for another switchover.
     let killed = store.kill_leader()?;
     writer.goes_on()?;
     let kept = postgres.whole()?;

@@ -1,4 +1,4 @@
-//! A Postgres server under Patroni: one process group each way round, started and killed as a machine would be.
+//! A Postgres server under Patroni, which the test starts and kills as if it were a machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,19 +12,20 @@ use serde_json::{Value, json};
 
 use super::members::Members;
 
-/// The cluster's name.
+/// Name of the Patroni cluster.
 pub(crate) const SCOPE: &str = "demo";
 const PORT: u16 = 5432;
 const API_PORT: u16 = 8008;
-/// Whose Postgres is where we are root: it refuses to be root's. The package makes this account.
+/// Account that runs Postgres if the test runs as root, which Postgres refuses. Debian's package
+/// creates it.
 const ACCOUNT: &str = "postgres";
-/// Where Debian's packages have the servers' programs.
+/// Folder in which Debian's packages install the server programs.
 const PACKAGED: &str = "/usr/lib/postgresql";
-/// A server that is told to end does, sooner or later.
+/// Time limit for a server to end after a signal.
 const END: Duration = Duration::from_secs(30);
 const SHOWN: usize = 60;
 
-/// One server and the Patroni that looks after it. Both end with this.
+/// A Postgres server and its Patroni. Both are ended when this is dropped.
 pub(crate) struct Server {
     pub(crate) host: Host,
     python: PathBuf,
@@ -33,12 +34,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Not yet started; its data lies in the members' folder.
+    /// Returns a server that is not started yet, with its data in the members' folder.
     pub(crate) fn new(python: &Path, host: &Host, members: &Members) -> Result<Self> {
         let folder = members.folder.path().join(format!("of-{}", host.name));
         fs_err::create_dir(&folder)?;
         let server = Self { host: host.clone(), python: python.to_owned(), folder, patroni: None };
-        // What is JSON is YAML.
+        // JSON is also YAML.
         fs_err::write(server.config(), server.settings(members)?.to_string())?;
         ensure_account(&server.folder)?;
         Ok(server)
@@ -62,9 +63,11 @@ impl Server {
             "restapi": { "listen": place(API_PORT), "connect_address": place(API_PORT) },
             "bootstrap": {
                 "dcs": {
-                    // The shortest that Patroni takes, with all the time for the store that it allows then.
+                    // The shortest TTL that Patroni accepts, with the longest retry timeout that
+                    // this TTL allows.
                     "ttl": 20, "loop_wait": 2, "retry_timeout": 8,
-                    // What a client is told to be written is on two servers, or on the one that may lead.
+                    // A row is acknowledged only when it is on both servers, or on the only one
+                    // that may lead.
                     "synchronous_mode": true,
                     "postgresql": { "use_pg_rewind": true },
                 },
@@ -95,7 +98,7 @@ impl Server {
         self.folder.join("data")
     }
 
-    /// Starts Patroni, which starts Postgres; or starts it again.
+    /// Starts or restarts Patroni, which starts Postgres.
     pub(crate) fn start(&mut self) -> Result<()> {
         let mut command = self.command("patroni");
         command.arg(self.config());
@@ -104,7 +107,7 @@ impl Server {
         Ok(())
     }
 
-    /// `kill -9` of Patroni, and of Postgres, as if the machine were gone.
+    /// Kills Patroni and Postgres with SIGKILL, as if the machine were lost.
     pub(crate) fn kill(&mut self) -> Result<()> {
         let server = self.postmaster().context("it has no Postgres")?;
         self.patroni = None;
@@ -112,16 +115,17 @@ impl Server {
         until("Postgres to be gone", END, || (!exists(server)).then_some(()))
     }
 
-    /// The process id of Postgres.
+    /// Returns the process id of Postgres, if it runs.
     fn postmaster(&self) -> Option<u32> {
         let file = fs_err::read_to_string(self.data().join("postmaster.pid")).ok()?;
         let id = file.lines().next()?.trim().parse().ok()?;
-        // The file stays behind, and the number may be another's by now.
+        // The file remains after a kill, and its process id may be reused, so check the working
+        // directory.
         let folder = fs_err::read_link(format!("/proc/{id}/cwd")).ok()?;
         (folder == self.data()).then_some(id)
     }
 
-    /// `patronictl`, about the whole cluster.
+    /// Runs `patronictl` on the cluster, and returns its output.
     pub(crate) fn patronictl(&self, args: &[&str]) -> Result<String> {
         let output = self.command("patronictl").arg("-c").arg(self.config()).args(args).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -129,25 +133,26 @@ impl Server {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// The end of what Patroni and Postgres have said.
+    /// Returns the end of the log of Patroni and Postgres.
     pub(crate) fn said(&self) -> String {
         let log = fs_err::read(self.folder.join("patroni.log")).unwrap_or_default();
         format!("{}:\n{}", self.host.name, tail(&String::from_utf8_lossy(&log), SHOWN))
     }
 
-    /// What a client connects to, first of all servers that are in it.
+    /// Returns the connection string for clients, with the addresses of all servers.
     pub(crate) fn connection(servers: &[Self]) -> String {
         let hosts: Vec<String> = servers.iter().map(|each| each.host.address.to_string()).collect();
         format!("host={} port={PORT} user=postgres dbname=postgres", hosts.join(","))
     }
 
-    /// A program that the Python environment has, as whoever Postgres' are.
+    /// Returns a command for a program of the Python environment, under the account of Postgres.
     fn command(&self, name: &str) -> Command {
         let program = self.python.with_file_name(name);
         if !rustix::process::geteuid().is_root() {
             return super::bare(&program);
         }
-        // What was fetched may lie where that account may not read, so it keeps one of root's rights.
+        // The account may lack read access to the fetched files, so it keeps the capability
+        // CAP_DAC_OVERRIDE.
         let mut command = super::bare(Path::new("setpriv"));
         command
             .args([format!("--reuid={ACCOUNT}"), format!("--regid={ACCOUNT}")])
@@ -163,7 +168,7 @@ impl Drop for Server {
         let server = self.postmaster();
         self.patroni = None;
         if let Some(server) = server {
-            // At once, but with an end to its shared memory.
+            // SIGQUIT ends Postgres at once, but still removes its shared memory.
             signal(server, Signal::QUIT);
             if until("Postgres to end", END, || (!exists(server)).then_some(())).is_err() {
                 signal(server, Signal::KILL);
@@ -172,7 +177,7 @@ impl Drop for Server {
     }
 }
 
-/// Gives a folder to the account that Postgres runs as.
+/// Changes the owner of a folder to the account that runs Postgres.
 fn ensure_account(folder: &Path) -> Result<()> {
     if rustix::process::geteuid().is_root() {
         let status =
@@ -182,7 +187,7 @@ fn ensure_account(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Where Postgres' programs are.
+/// Returns the folder of Postgres' server programs.
 fn programs() -> Result<PathBuf> {
     let mut folders: Vec<PathBuf> =
         std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect();

@@ -1,5 +1,5 @@
-//! What the programmes of `tests/clients` are run with: fetched once, by each language's own tool and as that folder
-//! pins it, to below cargo's target folder.
+//! Runtimes and libraries for the programs in `tests/clients`. Each language's own tool fetches the
+//! pinned versions once, into a folder below cargo's target folder.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -9,24 +9,24 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::process::tail;
 
-/// Of what a tool printed, what is shown when it fails.
+/// Number of output lines shown when a tool fails.
 const SHOWN: usize = 30;
-/// Below what was fetched: the list that says what it is.
+/// Name of the file that records which list of versions was fetched.
 const LIST: &str = "fetched";
-/// Two tests may want the same.
+/// Serializes fetches, since two tests may need the same folder.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Where all that tests build and fetch lies.
+/// Returns the folder for everything that tests build and fetch.
 pub(crate) fn work() -> &'static Path {
     Path::new(env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// A path below `tests/clients`.
+/// Returns a path below `tests/clients`.
 pub(crate) fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(name)
 }
 
-/// A Python that has what `requirements.txt` in that folder lists.
+/// Returns the Python of an environment with the packages in the folder's `requirements.txt`.
 pub(crate) fn python(name: &str) -> Result<PathBuf> {
     let list = folder(name).join("requirements.txt");
     let env = fetched(name, &list, |env| {
@@ -37,7 +37,7 @@ pub(crate) fn python(name: &str) -> Result<PathBuf> {
     Ok(env.join("bin/python"))
 }
 
-/// The modules that `package-lock.json` in that folder lists.
+/// Returns the folder of the modules in the folder's `package-lock.json`.
 pub(crate) fn node_modules(name: &str) -> Result<PathBuf> {
     let list = folder(name).join("package-lock.json");
     let place = fetched(name, &list, |place| {
@@ -50,7 +50,7 @@ pub(crate) fn node_modules(name: &str) -> Result<PathBuf> {
     Ok(place.join("node_modules"))
 }
 
-/// The program of the crate in that folder.
+/// Builds the crate in that folder, and returns the path of its program.
 pub(crate) fn crate_of(name: &str, program: &str) -> Result<PathBuf> {
     let target = work().join("clients").join(name);
     run("cargo", |cargo| {
@@ -61,7 +61,7 @@ pub(crate) fn crate_of(name: &str, program: &str) -> Result<PathBuf> {
     Ok(target.join("debug").join(program))
 }
 
-/// A folder in which `fetch` has run for the list as it is now.
+/// Returns a folder in which `fetch` has run for the current content of `list`.
 fn fetched(name: &str, list: &Path, fetch: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let place = work().join("clients").join(name);
@@ -72,13 +72,13 @@ fn fetched(name: &str, list: &Path, fetch: impl FnOnce(&Path) -> Result<()>) -> 
         }
         fs_err::create_dir_all(&place)?;
         fetch(&place)?;
-        // Last: what was cut off is fetched anew.
+        // Written last, so that an interrupted fetch is repeated.
         fs_err::write(place.join(LIST), wanted)?;
     }
     Ok(place)
 }
 
-/// Runs a tool that is installed by `scripts/setup tests` and may use the network.
+/// Runs a tool that `scripts/setup tests` installs, and that may use the network.
 fn run(program: impl AsRef<OsStr>, with: impl FnOnce(&mut Command) -> &mut Command) -> Result<()> {
     let mut command = Command::new(program);
     let output = with(&mut command).output();

@@ -1,16 +1,21 @@
-//! The configurations of `cases.txt`, and how each is written as flags, as variables, as a file.
+//! The configurations of `cases.txt`, and their forms as flags, as environment variables and as a
+//! file.
 //!
-//! A line is a configuration: flags between spaces. `|` separates values, each of which makes a
-//! configuration of its own. Configurations of one flag share starts, but for lines that begin with
-//! `!`: those that a program refuses. A line `file:` begins a file, of the indented lines below it.
-//! `{ip}` and the like are replaced at the start: `{ip}` and `{ip2}` are this member's own addresses,
-//! `{other}` is another member's, which isn't there.
+//! The format of `cases.txt`:
+//!
+//! - A line is a configuration: flags separated by spaces.
+//! - `|` separates values; each value makes a configuration of its own.
+//! - Configurations of a single flag share starts. A line that begins with `!` doesn't, because a
+//!   program refuses it.
+//! - A line `file:` begins a configuration file, which consists of the indented lines below it.
+//! - Placeholders are replaced at the start. `{ip}` and `{ip2}` are the member's own addresses, and
+//!   `{other}` is the address of a member that doesn't run.
 
 use std::fmt::Write as _;
 
 use anyhow::{Result, bail};
 
-/// How a program is told.
+/// Form in which a program gets a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Flags,
@@ -18,11 +23,11 @@ pub(crate) enum Way {
     File,
 }
 
-/// One configuration, given as flags or as a file.
+/// A configuration from `cases.txt`, given as flags or as a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     settings: Settings,
-    /// Started by itself, never joined with other configurations.
+    /// Whether the configuration must not share a start with others.
     is_alone: bool,
 }
 
@@ -35,11 +40,11 @@ enum Settings {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Flag {
     name: String,
-    /// `None`: a flag without `=`.
+    /// Value after `=`; `None` for a flag without `=`.
     value: Option<String>,
 }
 
-/// Settings of every configuration that doesn't give these flags itself.
+/// Flags that every configuration needs, with the values used unless it sets them itself.
 const BASE: [(&str, &str); 6] = [
     ("data-dir", "{dir}/data"),
     ("listen-client-urls", "http://{ip}:2379"),
@@ -49,7 +54,7 @@ const BASE: [(&str, &str); 6] = [
     ("initial-cluster", "default=http://{ip}:2380"),
 ];
 
-/// Keys of a file that stand in a section, and their flags.
+/// Sections of a configuration file; each pair is a key and the flag that it corresponds to.
 const SECTIONS: [(&str, &[(&str, &str)]); 3] = [
     (
         "socket-options",
@@ -84,7 +89,7 @@ const SECTIONS: [(&str, &[(&str, &str)]); 3] = [
         ],
     ),
 ];
-/// Lists in a file.
+/// Flags whose value is a list in a configuration file.
 const LISTS: [&str; 5] = [
     "log-outputs",
     "cipher-suites",
@@ -92,15 +97,16 @@ const LISTS: [&str; 5] = [
     "peer-cert-allowed-cn",
     "peer-cert-allowed-hostname",
 ];
-/// A flag with which the first election takes up to a minute.
+/// Flag with which the first election takes up to a minute.
 const LONGEST_ELECTION: &str = "--election-timeout=50000";
-/// Lists in which etcd, told by a file, listens twice on a URL that stands twice, or misses its twin.
+/// Lists in which etcd, configured by a file, treats a repeated URL as two: it listens twice, or
+/// doesn't find the second one.
 const COUNTED_TWICE: [&str; 3] =
     ["listen-peer-urls", "initial-advertise-peer-urls", "listen-metrics-urls"];
-/// Text in a file, whatever it looks like.
+/// Flags whose value is a string in a file, even if it looks like a number.
 const TEXTS: [&str; 3] = ["auto-compaction-retention", "initial-cluster-token", "name"];
 
-/// Parses `cases.txt`. Errors name the line that is neither a configuration nor a comment.
+/// Parses `cases.txt`. An error names a line that is neither a configuration nor a comment.
 pub(crate) fn read(text: &str) -> Result<Vec<(Case, Way)>> {
     let mut cases = Vec::new();
     let mut lines = text.lines().peekable();
@@ -147,7 +153,7 @@ fn expand(line: &str) -> Result<Vec<Case>> {
 }
 
 impl Case {
-    /// The configuration in one line, as `docs/differences.md` quotes parts of it.
+    /// Returns the configuration in one line. `docs/differences.md` quotes parts of this.
     pub(crate) fn text(&self) -> String {
         match &self.settings {
             Settings::Flags(flags) => flags.iter().map(Flag::typed).collect::<Vec<_>>().join(" "),
@@ -155,14 +161,15 @@ impl Case {
         }
     }
 
-    /// Whether a member serves clients soon: not where it waits for other members, nor where its first
-    /// election comes after a minute.
+    /// Whether a member with this configuration serves clients soon. It doesn't if it waits for
+    /// other members, or if its first election takes a minute.
     pub(crate) fn serves_soon(&self) -> bool {
         !["{other}", LONGEST_ELECTION].iter().any(|words| self.text().contains(words))
     }
 
-    /// Whether this way of telling it means the same as flags do: an empty variable is none, and a file
-    /// has no empty lists. In some lists of a file, etcd takes a URL that stands twice for two.
+    /// Whether the configuration means the same in this form as in flags. An empty variable counts
+    /// as unset, and a file has no empty lists. In some lists of a file, etcd treats a repeated URL
+    /// as two.
     pub(crate) fn can_be_told_by(&self, way: Way) -> bool {
         let Settings::Flags(flags) = &self.settings else { return way == Way::File };
         let is_doubled = |flag: &Flag| {
@@ -176,13 +183,14 @@ impl Case {
             || !flags.iter().any(|flag| is_empty(flag) || (way == Way::File && counts_twice(flag)))
     }
 
-    /// Takes the settings of another configuration in, if both are of single flags and of others.
+    /// Adds the settings of another configuration, if both may share a start and set different
+    /// flags.
     pub(crate) fn join(&mut self, other: &Self) -> bool {
         let (Settings::Flags(own), Settings::Flags(others)) = (&mut self.settings, &other.settings)
         else {
             return false;
         };
-        // etcd 3.7 has no flags whose names begin so.
+        // etcd 3.7 has no experimental flags, so they can't share a start with others.
         let is_experimental = |flag: &Flag| flag.name.starts_with("experimental-");
         let kind = own.first().map(is_experimental);
         let is_new = |flag: &Flag| {
@@ -195,12 +203,13 @@ impl Case {
         true
     }
 
-    /// As arguments, where they are flags.
+    /// Returns the flags as command line arguments; none for a configuration that is a file.
     pub(crate) fn arguments(&self) -> Vec<String> {
         self.flags().iter().map(Flag::typed).collect()
     }
 
-    /// The flags as `ETCD_*` environment variables; none for a configuration that is a file.
+    /// Returns the flags as `ETCD_*` environment variables; none for a configuration that is a
+    /// file.
     pub(crate) fn variables(&self) -> Vec<(String, String)> {
         let variable = |flag: &Flag| {
             let name = flag.name.to_ascii_uppercase().replace('-', "_");
@@ -209,7 +218,7 @@ impl Case {
         self.flags().iter().map(variable).collect()
     }
 
-    /// The configuration as the text of a `--config-file`.
+    /// Returns the configuration as the text of a `--config-file`.
     pub(crate) fn file(&self) -> String {
         let flags = match &self.settings {
             Settings::File(text) => return file_with_base(text),
@@ -239,7 +248,7 @@ impl Case {
         text
     }
 
-    /// All flags, those that every configuration needs among them.
+    /// Returns the configuration's flags and the missing ones of `BASE`.
     fn flags(&self) -> Vec<Flag> {
         let Settings::Flags(own) = &self.settings else { return Vec::new() };
         let missing = BASE.iter().filter(|(name, _)| own.iter().all(|flag| flag.name != *name));
@@ -251,7 +260,8 @@ impl Case {
     }
 }
 
-/// A file with the keys that every configuration needs; they come first, so that an own one counts.
+/// Adds the missing settings of `BASE` before the text, so that the text's own settings take
+/// precedence.
 fn file_with_base(text: &str) -> String {
     let is_missing = |name: &str| !text.to_ascii_lowercase().contains(&format!("{name}:"));
     let base = BASE.iter().filter(|(name, _)| is_missing(name));
@@ -267,12 +277,13 @@ impl Flag {
         }
     }
 
-    /// A flag without a value is a boolean one.
+    /// Returns the value; a flag without one is a boolean that is true.
     fn shown(&self) -> &str {
         self.value.as_deref().unwrap_or("true")
     }
 
-    /// The value as a file has it: durations in nanoseconds, numbers and booleans without quotes.
+    /// Returns the value in a file's syntax: durations in nanoseconds, numbers and booleans without
+    /// quotes.
     fn yaml(&self) -> String {
         let value = self.shown();
         let quoted = |text: &str| format!("{text:?}");
@@ -292,7 +303,7 @@ impl Flag {
     }
 }
 
-/// A duration of one unit.
+/// Parses a duration with a single unit into nanoseconds.
 fn nanoseconds(text: &str) -> Option<i64> {
     [("ms", 1_000_000), ("s", 1_000_000_000), ("m", 60_000_000_000), ("h", 3_600_000_000_000)]
         .into_iter()

@@ -1,6 +1,6 @@
-//! `docs/differences.md`: its tables of configurations that only one of both programs starts with.
-//! The texts in backticks in a row's first cell are parts of such a configuration. A text after the word
-//! "without" must be missing from it.
+//! Parser for the tables in `docs/differences.md` of configurations that only one program accepts.
+//! The texts in backticks in a row's first cell are parts of such a configuration. A text after the
+//! word "without" must be missing from it.
 
 use std::collections::BTreeSet;
 
@@ -24,14 +24,14 @@ struct Row {
     parts: Vec<Part>,
 }
 
-/// Something that a configuration has in it.
+/// Condition on a configuration: it contains a text, or doesn't.
 struct Part {
     text: String,
     /// Whether `text` must be missing from the configuration instead.
     is_missing: bool,
 }
 
-/// The rows of both tables.
+/// Rows of both tables in `docs/differences.md`.
 pub(crate) struct Differences(Vec<Row>);
 
 impl Differences {
@@ -59,7 +59,7 @@ impl Differences {
         Ok(Self(rows))
     }
 
-    /// The row that speaks of a configuration.
+    /// Returns the number of the row that describes this configuration.
     pub(crate) fn row(&self, direction: Direction, case: &str) -> Option<usize> {
         self.0.iter().position(|row| {
             let fits = |part: &Part| case.contains(&part.text) != part.is_missing;
@@ -67,7 +67,7 @@ impl Differences {
         })
     }
 
-    /// Rows of which no configuration was an example.
+    /// Returns an error message for each row that no configuration has used.
     pub(crate) fn unused(&self, used: &BTreeSet<usize>) -> Vec<String> {
         let rows = self.0.iter().enumerate().filter(|(n, _)| !used.contains(n));
         rows.map(|(_, row)| {

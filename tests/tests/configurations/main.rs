@@ -1,9 +1,10 @@
-//! Configurations as public files have them, on stock etcd and on `muster-node`: both start, or both
-//! refuse, or `docs/differences.md` says so. A row there that no configuration shows is an error, too.
+//! Starts stock etcd and `muster-node` with configurations from public files. Both must start, or
+//! both must refuse, or `docs/differences.md` must explain the difference. A row there that no
+//! configuration shows is an error.
 //!
-//! Each configuration of `cases.txt` is started by flags. Those that start are started again by
-//! environment variables and by a file. Configurations of one flag share a start; if one of both
-//! programs refuses that, each of them is started alone.
+//! Each configuration of `cases.txt` is started with flags. Those that start are started again with
+//! environment variables and with a file. Configurations of a single flag share a start. If one of
+//! the programs refuses that, each of them is started alone.
 
 mod cases;
 mod differences;
@@ -20,20 +21,20 @@ use cases::{Case, Way};
 use differences::{Differences, Direction};
 use start::{Outcome, Start, Starts};
 
-/// The code with which a program ends whose configuration is wrong.
+/// Exit code for a wrong configuration.
 const USAGE: i32 = 2;
-/// Go's message about a flag that the program does not have.
+/// Message of Go programs about an unknown flag.
 const NO_FLAG: &str = "flag provided but not defined";
 
-/// The programs that are compared.
+/// Paths of the programs to compare.
 struct Programs {
     node: PathBuf,
     etcd: PathBuf,
-    /// The minor version before, for flags that `etcd` no longer has.
+    /// The previous minor version of etcd, for flags that `etcd` no longer has.
     etcd_before: PathBuf,
 }
 
-/// A configuration in one way, and what both programs made of it.
+/// A configuration in one form, and its outcome in both programs.
 struct Compared {
     case: Case,
     way: Way,
@@ -64,7 +65,8 @@ fn a_configuration_that_etcd_starts_with_starts_here() -> Result<()> {
     Ok(())
 }
 
-/// Describes the fault in a pair of outcomes, if there is one, and notes the row that excuses it.
+/// Returns a description of the problem with a pair of outcomes, if there is one. Adds the row that
+/// excuses a difference to `used`.
 fn judge(
     compared: &Compared,
     differences: &Differences,
@@ -108,7 +110,7 @@ fn compare(starts: &Starts, programs: &Programs, cases: Vec<(Case, Way)>) -> Res
         let node = outcomes.next().context("an outcome of muster-node")?;
         compared.push(Compared { case, way, etcd, node });
     }
-    // Flags that only the version before has.
+    // Some flags exist only in the previous version of etcd.
     let missing = |compared: &Compared| compared.etcd.says(NO_FLAG);
     let jobs = compared.iter().filter(|compared| missing(compared));
     let before =
@@ -116,7 +118,7 @@ fn compare(starts: &Starts, programs: &Programs, cases: Vec<(Case, Way)>) -> Res
     let mut outcomes = starts.run(jobs.map(before).collect())?.into_iter();
     for compared in compared.iter_mut().filter(|compared| missing(compared)) {
         compared.etcd = outcomes.next().context("an outcome of the older etcd")?;
-        // Then it is of etcd 3.5, whose flags the unit tests of the flags count.
+        // The flag is one of etcd 3.5; the unit tests of the flags cover those.
         if missing(compared) {
             compared.etcd = Outcome::Started;
         }
@@ -124,7 +126,7 @@ fn compare(starts: &Starts, programs: &Programs, cases: Vec<(Case, Way)>) -> Res
     Ok(compared)
 }
 
-/// As [`compare`], with as few starts as show it.
+/// Compares as [`compare`] does, but with shared starts where possible.
 fn compare_joined(
     starts: &Starts,
     programs: &Programs,
@@ -163,7 +165,7 @@ fn compare_joined(
     Ok(compared)
 }
 
-/// Configurations that started by flags, by variables and by a file.
+/// Returns the configurations that started with flags, as variables and as a file.
 fn in_other_ways(typed: &[Compared]) -> Vec<(Case, Way)> {
     let both_start = |compared: &&Compared| {
         compared.way == Way::Flags

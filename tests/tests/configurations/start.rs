@@ -1,4 +1,4 @@
-//! One start of a program: until it answers on its addresses, or has ended.
+//! Starts a program, and waits until it answers on its addresses or has ended.
 
 use std::fmt;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -15,31 +15,31 @@ use tempfile::TempDir;
 
 use crate::cases::{Case, Way};
 
-/// Programs that start at once: most of a start is waiting for a disk or an election.
+/// Number of concurrent starts. They mostly wait for a disk or an election.
 const AT_ONCE: usize = 24;
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
-/// A program that neither answers nor ends within this time fails the test.
+/// Time limit for a program to answer or to end; a slower one fails the test.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long one look at an address waits for an answer.
+/// Time limit of one attempt to get an answer from an address.
 const LOOK: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(20);
-/// Addresses that one start has.
+/// Number of addresses of one start.
 const ADDRESSES: usize = 3;
 
-/// One program, and the configuration to start it with.
+/// A program, and the configuration to start it with.
 pub(crate) struct Start {
     pub(crate) program: PathBuf,
     pub(crate) case: Case,
     pub(crate) way: Way,
 }
 
-/// The end of one start: the program serves, or has ended.
+/// Outcome of a start: the program serves, or has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Started,
     Ended {
-        /// `None`: by a signal.
+        /// Exit code; `None` after a signal.
         code: Option<i32>,
         output: String,
     },
@@ -59,11 +59,11 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Where programs are started: a folder with certificates, and networks that lend addresses.
+/// Runs starts: has a folder with certificates, and networks whose addresses starts use.
 pub(crate) struct Starts {
     folder: TempDir,
     networks: Mutex<Vec<Network>>,
-    /// Addresses that no start has had.
+    /// Addresses that no start has used yet.
     free: Mutex<Vec<IpAddr>>,
 }
 
@@ -74,7 +74,7 @@ impl Starts {
         Ok(Self { folder, networks: Mutex::default(), free: Mutex::default() })
     }
 
-    /// Runs all of them, some at once; their outcomes in the same order.
+    /// Runs all starts, some of them at the same time. Returns their outcomes in the same order.
     pub(crate) fn run(&self, starts: Vec<Start>) -> Result<Vec<Outcome>> {
         let count = starts.len();
         let waiting = Mutex::new(starts.into_iter().enumerate());
@@ -159,11 +159,11 @@ impl Starts {
     }
 }
 
-/// A process that ends with this value.
+/// A process that is killed when this is dropped.
 struct Running(Child);
 
 impl Running {
-    /// Waits until each address has answered, or the process has ended.
+    /// Waits until every address has answered, or the process has ended.
     fn until_it_answers(&mut self, mut silent: Vec<SocketAddr>) -> Result<Option<ExitStatus>> {
         let began = Instant::now();
         loop {
@@ -193,8 +193,8 @@ impl Drop for Running {
     }
 }
 
-/// Whether a program takes connections at `address`. One connection may be closed with the socket of a program
-/// that ends; then the next one is refused.
+/// Whether a program accepts connections at `address`. It tries twice: the first connection may be
+/// closed by a program that is about to end, and then the second one is refused.
 fn reacts_twice(address: SocketAddr) -> bool {
     reaction(address).is_some() && reaction(address).is_some()
 }

@@ -1,9 +1,10 @@
-//! etcd's guide to runtime reconfiguration, chapter by chapter: `chapters/*.txt` is what an operator
-//! types, and what `muster-node` and stock etcd answer, which must be the same; where it isn't, a
-//! line names who said it, and a comment above says why it shall be so.
+//! etcd's guide to runtime reconfiguration as transcripts. A file in `chapters` has the commands
+//! that an operator types, and the answers of `muster-node` and stock etcd, which must be equal.
+//! Where they aren't, a line names the program, and a comment above gives the reason.
 //!
-//! A file that differs fails, and stays as it is: only `UPDATE_GOLDENFILES=1` writes it anew, where
-//! all the programs are. Read the difference before it is committed.
+//! A transcript that differs fails the test and is not changed. Only `UPDATE_GOLDENFILES=1`
+//! rewrites it, and only if all programs are installed. Read the differences before you commit
+//! them.
 
 mod shell;
 mod texts;
@@ -22,7 +23,7 @@ const PROGRAMS: [&str; 3] = ["muster-node", "etcd 3.4", "etcd 3.7"];
 
 type Failed = Box<dyn Error>;
 
-/// The programs that are here. The newest etcd is built once from the Go module proxy.
+/// Programs that are available. The newest etcd is built once, from the Go module proxy.
 static HERE: LazyLock<Vec<(&'static str, PathBuf)>> = LazyLock::new(|| {
     let oldest = Some(PathBuf::from(stock::INSTALLED)).filter(|path| path.exists());
     if oldest.is_none() {

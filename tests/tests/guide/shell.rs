@@ -1,8 +1,9 @@
-//! A shell for transcripts: what an operator types at a cluster of one program, and what it says.
+//! A shell for transcripts, in which an operator manages a cluster of one program.
 //!
-//! A line that begins with `>` is typed; the guide's own addresses stand for loopback ones, and
-//! `$infra0` for that member's id, which is another one each time. A typed line tagged `[retried]` is
-//! typed again for as long as the answer is that it comes too early. The other commands are what happens to machines: see `Shell::happen`.
+//! A line that begins with `>` is typed. It uses the guide's own addresses, which are replaced by
+//! loopback ones. `$infra0` stands for the id of that member, which is random. A typed line with
+//! the tag `[retried]` is repeated while the answer says that it is too early. The other commands
+//! are events on machines; see `Shell::happen`.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -18,21 +19,22 @@ use crate::texts;
 
 type Failed = Box<dyn Error>;
 
-/// Nothing waits this long when all is well.
+/// Time limit of each wait; a test that passes waits much less.
 const LIMIT: Duration = Duration::from_secs(60);
-/// etcd makes ids of URLs and seconds, and takes what comes within one second for the same.
+/// Pause between additions. etcd derives ids from URLs and the time in seconds, so additions within
+/// one second get the same id.
 const SECOND: Duration = Duration::from_millis(1_100);
-/// How a Go program ends that panics.
+/// Exit code of a Go program that panics.
 const PANICKED: i32 = 2;
 
-/// An operator's shell, and the machines that it reaches.
+/// An operator's shell, and the machines that it controls.
 pub(crate) struct Shell {
     program: PathBuf,
     folder: tempfile::TempDir,
     network: Network,
     nodes: BTreeMap<String, Node>,
     exports: BTreeMap<String, String>,
-    /// What stands for what, the newest first.
+    /// Ids and the names that replace them in transcripts, newest first.
     ids: Vec<(String, String)>,
 }
 
@@ -49,7 +51,7 @@ impl Shell {
         })
     }
 
-    /// The host of `infraN`, whose address ends in 1N.
+    /// Returns the host of `infraN`, whose address ends in 1N.
     fn host(&self, name: &str) -> Result<Host, Failed> {
         let number: u8 = name.strip_prefix("infra").ok_or("hosts are called infraN")?.parse()?;
         let IpAddr::V4(hub) = self.network.hub.address else { return Err("IPv4 only".into()) };
@@ -60,13 +62,13 @@ impl Shell {
         Ok(host)
     }
 
-    /// The first three bytes of all addresses.
+    /// Returns the first three bytes of all addresses, with the dots.
     fn net(&self) -> String {
         let hub = self.network.hub.address.to_string();
         hub.trim_end_matches(|c| c != '.').to_owned()
     }
 
-    /// What is typed, with real addresses and ids.
+    /// Replaces the guide's addresses and names by real addresses and ids.
     fn real(&self, text: &str) -> String {
         let mut text = text.replace("10.0.1.", &self.net());
         for (id, name) in &self.ids {
@@ -75,7 +77,7 @@ impl Shell {
         text
     }
 
-    /// What is said, with the guide's addresses and names for ids.
+    /// Replaces real addresses and ids by the guide's addresses and names.
     fn shown(&self, text: &str) -> String {
         let mut text = text.replace(&self.net(), "10.0.1.");
         for (id, name) in &self.ids {
@@ -87,18 +89,19 @@ impl Shell {
     fn etcdctl(&self, args: &[String]) -> Result<std::process::Output, Failed> {
         let mut command = Process::new("etcdctl");
         command.env("ETCDCTL_API", "3").args(args);
-        // By default it gives up before the server does, and leaves open what became of a change.
+        // etcdctl's default timeout is shorter than the server's, so that the outcome of a change
+        // would be unknown.
         if !args.iter().any(|arg| arg.starts_with("--command-timeout")) {
             command.arg("--command-timeout=30s");
         }
-        // It takes endpoints from one place only.
+        // etcdctl refuses endpoints from both a flag and the environment.
         if !args.iter().any(|arg| arg.starts_with("--endpoints")) {
             command.env("ETCDCTL_ENDPOINTS", self.real("http://10.0.1.10:2379"));
         }
         Ok(command.output()?)
     }
 
-    /// Learns the ids of members and cluster.
+    /// Records the ids of the cluster and its members.
     fn learn(&mut self) -> Result<(), Failed> {
         let args = ["member", "list", "-w", "json"].map(str::to_owned);
         let list = self.etcdctl(&args)?;
@@ -107,7 +110,8 @@ impl Shell {
         };
         let mut learned = vec![(list["header"]["cluster_id"].as_u64(), "$cluster".to_owned())];
         for member in list["members"].as_array().into_iter().flatten() {
-            // It may have moved, and it may not have started.
+            // A member without a name has not started; its peer URL identifies it, which it may
+            // have changed.
             let name = match member["name"].as_str() {
                 Some(name) => name.to_owned(),
                 None => {
@@ -127,7 +131,7 @@ impl Shell {
         Ok(())
     }
 
-    /// A line that was typed, and what it said.
+    /// Runs a typed line, and returns its output.
     fn typed(&mut self, line: &str, retried: bool) -> Result<String, Failed> {
         let line = self.real(line);
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
@@ -157,7 +161,7 @@ impl Shell {
         }
     }
 
-    /// The name of the member that is started by these flags and the exported variables.
+    /// Returns the name of the member that these flags and the exported variables start.
     fn started_name(&self, args: &[String]) -> Option<String> {
         let flag = args.iter().position(|arg| arg == "--name").and_then(|at| args.get(at + 1));
         flag.or_else(|| self.exports.get("ETCD_NAME")).cloned()
@@ -168,7 +172,7 @@ impl Shell {
         let name = self.started_name(args).ok_or("which member?")?;
         let mut node = Node::new(&self.host(&name)?, &name, &self.program, self.folder.path());
         if self.is_etcd() {
-            // 3.4 logs as people like it, unless it is asked for what can be read.
+            // etcd 3.4 logs plain text by default; the JSON of zap can be parsed.
             node.flags.push("--logger=zap".to_owned());
         }
         node.flags.extend_from_slice(args);
@@ -183,9 +187,9 @@ impl Shell {
             let code = node.exit_code(LIMIT)?;
             let why = self.shown(&texts::last_error(&node.output()));
             match code {
-                // It has panicked, and what it complained of before that depends on the moment.
+                // etcd panicked, and its error message before that depends on timing.
                 PANICKED if self.is_etcd() => texts::said("", Some(code)),
-                // Whether it then ends with 0 or with 1 does, too.
+                // The exit code, 0 or 1, depends on timing as well.
                 _ if self.is_etcd() && why.contains("permanently removed") => {
                     texts::said(&why, None)
                 }
@@ -200,23 +204,24 @@ impl Shell {
         Ok(self.nodes.get_mut(name).ok_or("no such machine")?)
     }
 
-    /// What happens to machines.
+    /// Makes an event happen on a machine.
     fn happen(&mut self, what: &str, args: &[&str]) -> Result<String, Failed> {
         match (what, args) {
-            // A cluster of these.
+            // `cluster NAME...`: starts a new cluster of these members.
             ("cluster", names) => self.cluster(names),
-            // In order, as an init system does.
+            // `stop NAME`: ends a member with SIGTERM, as an init system would.
             ("stop", [name]) => {
                 self.node(name)?.stop(LIMIT)?;
                 Ok(String::new())
             }
-            // The machine burns down, with its disk.
+            // `loses NAME`: kills a member and deletes its data.
             ("loses", [name]) => {
                 self.nodes.remove(*name);
                 fs_err::remove_dir_all(self.folder.path().join(name))?;
                 Ok(String::new())
             }
-            // A member ends by itself. What etcd says on its way out depends on the moment.
+            // `ends NAME`: waits until a member ends by itself. The last messages of etcd depend on
+            // timing, so they are left out.
             ("ends", [name]) => {
                 let etcd = self.is_etcd();
                 let node = self.node(name)?;
@@ -224,7 +229,7 @@ impl Shell {
                 let said = if etcd { String::new() } else { texts::last_error(&node.output()) };
                 Ok(format!("{said}\nexit {code}").trim_start().to_owned())
             }
-            // Until the list of members has this in it.
+            // `listed TEXT`: waits until the member list contains the text.
             ("listed", [text]) => {
                 let text = self.real(text);
                 let list = ["member", "list"].map(str::to_owned);
@@ -261,7 +266,8 @@ impl Shell {
         self.lead(names)
     }
 
-    /// Makes the first member lead: what a change of members costs must not depend on chance.
+    /// Moves leadership to the first member, so that the duration of a membership change doesn't
+    /// depend on chance.
     fn lead(&mut self, names: &[&str]) -> Result<String, Failed> {
         let hosts: Result<Vec<Host>, Failed> = names.iter().map(|name| self.host(name)).collect();
         let endpoints: Vec<String> = hosts?.iter().map(nodes::client_url).collect();
@@ -292,7 +298,7 @@ impl Runner for Shell {
     type Command = Command;
 
     fn run(&mut self, command: &Command, context: &Context) -> Result<String, Failed> {
-        // A typed line is one name, however many words it has.
+        // goldenscript parses a typed line as the name of a command, however many words it has.
         if command.name.contains(' ') {
             return self.typed(&command.name, context.tags.contains("retried"));
         }

@@ -1,13 +1,16 @@
-//! Transcripts as texts: what a program said, as it is written down, and several programs'
-//! transcripts in one.
+//! Normalization of program outputs for transcripts, and transcripts that combine several programs.
 
-/// The server's word for a request that took too long, and the client's.
+/// Error of the server for a request that timed out, and the client's error.
 const TIMED_OUT: &str = "etcdserver: request timed out";
 const TOO_LATE: &str = "context deadline exceeded";
 
-/// What a command said: words apart by one space, lists in the order of names and not of ids, which
-/// are others each time, without the client library's own log; and its exit code, if it isn't 0. Who
-/// finds first that the time is over, client or server, is chance, and told as the client's word.
+/// Normalizes the output of a command, and appends its exit code unless that is 0:
+///
+/// - Words are separated by one space.
+/// - Lists are sorted by name instead of by id, since ids are random.
+/// - Log lines of the client library are removed.
+/// - The server's timeout error is replaced by the client's, since it is chance which of them is
+///   first.
 pub(crate) fn said(text: &str, code: Option<i32>) -> String {
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('{'));
     let mut lines: Vec<String> = lines
@@ -28,8 +31,9 @@ pub(crate) fn said(text: &str, code: Option<i32>) -> String {
     lines.join("\n")
 }
 
-/// Whether a command that was refused so may be tried again: members have not been connected for five
-/// seconds, a learner has not caught up, or a leader has gone, which a busy machine is enough for.
+/// Whether a command may be repeated after this error. Members may not have been connected for five
+/// seconds, a learner may lag behind, or the leader may be lost, for which a busy machine is
+/// enough.
 pub(crate) fn is_early(refusal: &str) -> bool {
     let early = [
         "unhealthy cluster",
@@ -42,13 +46,13 @@ pub(crate) fn is_early(refusal: &str) -> bool {
     early.iter().any(|text| refusal.contains(text))
 }
 
-/// As the guide shows an exit code.
+/// Formats an exit code as in the transcripts.
 fn exit(code: i32) -> String {
     if code == 0 { String::new() } else { format!("exit {code}") }
 }
 
-/// What a server has last complained of, without what it shows of the cluster; that it was removed, if
-/// it has said so, whatever else it has said on its way out.
+/// Returns the last error in a server's log, without the description of the cluster in it. If any
+/// error says that the member was removed, returns that one.
 pub(crate) fn last_error(log: &str) -> String {
     const REMOVED: &str = "member has been permanently removed from the cluster";
     let error = |line: &str| {
@@ -62,7 +66,7 @@ pub(crate) fn last_error(log: &str) -> String {
         return format!("{} {REMOVED}", word.unwrap_or("the").trim_start_matches('('));
     }
     let why = said.first().map(String::as_str).unwrap_or_default();
-    // The two addresses that it happened to compare last follow.
+    // Leave out the resolver error, which contains the two addresses that were compared last.
     let why = why.split(", last resolver error").next().unwrap_or_default();
     match (why.find("{ClusterID:"), why.rfind("]}")) {
         (Some(from), Some(to)) => format!("{}{{…}}{}", &why[..from], &why[to + 2..]),
@@ -70,8 +74,8 @@ pub(crate) fn last_error(log: &str) -> String {
     }
 }
 
-/// One transcript of several, of the same commands: what all said stands there once; where they
-/// differ, each line names those who said it.
+/// Merges transcripts of the same commands. A common line appears once; a differing line begins
+/// with the names of the programs that printed it.
 pub(crate) fn merged(transcripts: &[(&str, String)]) -> String {
     let mut merged = String::new();
     let mut all: Vec<_> =
@@ -109,7 +113,7 @@ pub(crate) fn merged(transcripts: &[(&str, String)]) -> String {
     }
 }
 
-/// What one of `programs` said, out of a transcript of all of them.
+/// Extracts the transcript of one of `programs` from a merged transcript.
 pub(crate) fn of_program(program: &str, programs: &[&str], transcript: &str) -> String {
     let teller = |line: &str| {
         let (tellers, said) = line.split_once(": ")?;
@@ -133,7 +137,8 @@ pub(crate) fn of_program(program: &str, programs: &[&str], transcript: &str) -> 
     told
 }
 
-/// Commands up to the `---` below them, and what they said, up to the empty line below that.
+/// Splits a transcript into blocks: commands up to the line `---`, and their output up to the next
+/// empty line.
 fn blocks(transcript: &str) -> Vec<(&str, &str)> {
     const LINE: &str = "\n---\n";
     let mut blocks = Vec::new();
@@ -153,8 +158,8 @@ fn blocks(transcript: &str) -> Vec<(&str, &str)> {
     blocks
 }
 
-/// The blocks in which two transcripts of the same commands differ, `told` below what was expected:
-/// short enough to be read where the end of a log is all that is kept.
+/// Returns the blocks in which two transcripts of the same commands differ. Each block is short
+/// enough to be read if only the end of a log is kept.
 pub(crate) fn difference(expected: &str, told: &str) -> Option<String> {
     let pairs = blocks(expected).into_iter().zip(blocks(told));
     let differing = pairs.filter(|(expected, told)| expected != told);

@@ -1,4 +1,5 @@
-//! `muster-agent member` on a host whose own node can't answer: the others that its agent knows are asked.
+//! `muster-agent member` on a host whose own node can't answer. The command asks the other members
+//! that the agent knows.
 
 use std::path::Path;
 
@@ -11,7 +12,7 @@ use serde_json::Value;
 
 use crate::running::{LIMIT, Running, peer_url};
 
-/// What `member list` on `host` says of the member of `other`.
+/// Returns the row of `other`'s member in the output of `member list` on `host`.
 fn seen(running: &Running, host: &Agent, other: &Agent) -> Result<Value> {
     let list = running.member_done(host, &["list"])?;
     let rows = list["members"].as_array().context("members")?;
@@ -21,7 +22,7 @@ fn seen(running: &Running, host: &Agent, other: &Agent) -> Result<Value> {
 
 fn others_are_asked(node: Option<&Path>) -> Result<()> {
     let mut running = Running::start(Network::loopback(4), 3, node)?;
-    // It is added, and dies; there is no agent that would promote it when it comes back.
+    // The newcomer is added and then killed. No agent is left to promote it when it is restarted.
     let mut newcomer = running.newcomer(3, &[("MUSTER_CRASH_AT", "admit")])?;
     newcomer.exit_code(LIMIT)?;
     running.agents.iter_mut().for_each(Agent::kill);
@@ -36,7 +37,7 @@ fn others_are_asked(node: Option<&Path>) -> Result<()> {
     running.member_done(&newcomer, &["promote", &name])?;
     running.wait_voter(&newcomer, 4)?;
 
-    // A node that is down answers nobody.
+    // The node on this host is down, so the command must ask another one.
     let down = &running.agents[0];
     down.kill_node()?;
     let silent = seen(&running, down, down)?;
@@ -56,7 +57,7 @@ fn so_they_do_where_etcd_runs() -> Result<()> {
     stock::oldest().map_or(Ok(()), |etcd| others_are_asked(Some(&etcd)))
 }
 
-/// The host joined when the founder was the only other member, and the founder is gone since.
+/// When the host joined, the founder was the only other member. It has been removed since.
 #[test]
 fn a_host_whose_node_is_down_finds_the_members_that_came_after_it() -> Result<()> {
     let running = Running::start(Network::loopback(4), 1, None)?;
@@ -81,7 +82,7 @@ fn a_host_whose_node_is_down_finds_the_members_that_came_after_it() -> Result<()
     Ok(())
 }
 
-/// `muster-agent status` on an agent's host: its exit code, and all that it printed.
+/// Runs `muster-agent status` on an agent's host. Returns the exit code and all output.
 fn status(agent: &Agent, args: &[&str]) -> Result<(Option<i32>, String)> {
     let mut command = agent.host.command(program("muster-agent")?);
     let output =

@@ -1,5 +1,4 @@
-//! Members' certificates: renewed while everything runs, and made by a person where there is no
-//! service.
+//! Members' certificates: renewed while the cluster runs, or issued by hand without the service.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +14,7 @@ use serde_json::Value;
 
 use crate::running::{LIMIT, Running};
 
-/// How long members' certificates last here, in seconds.
+/// Lifetime of members' certificates in these tests, in seconds.
 const LIFE: &str = "12";
 
 fn short_lived(hosts: u8, node: Option<&Path>) -> Result<Running> {
@@ -26,7 +25,8 @@ fn short_lived(hosts: u8, node: Option<&Path>) -> Result<Running> {
     Running::form(World::start(Network::loopback(hosts), options)?, 3, node)
 }
 
-/// Until when an agent says that its member's certificates last; RFC 3339, so that later is greater.
+/// Returns the end of validity of the member's certificates, as the agent reports it. It is in RFC
+/// 3339 format, so later times compare greater.
 fn until_when(agent: &Agent) -> Result<String> {
     let status = agent.status()?;
     Ok(status["certificates_until"].as_str().context("certificates")?.to_owned())
@@ -44,7 +44,7 @@ fn renews(node: Option<&Path>) -> Result<()> {
     let mut running = short_lived(3, node)?;
     let first: Result<Vec<String>> = running.agents.iter().map(until_when).collect();
     let first = first?;
-    // By then the first ones are over.
+    // The first certificates have expired by then.
     std::thread::sleep(Duration::from_secs(LIFE.parse()?));
     for (agent, first) in running.agents.iter().zip(&first) {
         until("the certificates to be renewed", LIMIT, || {
@@ -54,7 +54,7 @@ fn renews(node: Option<&Path>) -> Result<()> {
         .with_context(|| tail(&agent.output(), 25))?;
     }
     each_serves(&running)?;
-    // Connections that begin now begin with the new ones: between members, and from the agent.
+    // Connections that begin now must use the new certificates, between members and from the agent.
     for agent in &mut running.agents {
         let old = agent.node_pid().context("a node")?;
         agent.kill_node()?;
@@ -81,7 +81,7 @@ fn openssl(args: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// `ca issue` for a member over the key that `csr` asks for; the folder with what it made.
+/// Runs `ca issue` for a member, with the key in `csr`. Returns the folder of the issued files.
 fn issue(running: &Running, export: &Path, csr: &Path, member: &Value) -> Result<PathBuf> {
     let id = member["id"].as_str().context("an id")?;
     let peer = member["peer_urls"][0].as_str().context("a peer URL")?;
@@ -110,7 +110,7 @@ fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() ->
     let etcdctl = running.etcdctl()?;
     running.world.kill_discovery();
 
-    // They run out, and the agents say so; clients are gone, the members still know each other.
+    // The certificates expire, and the agents report it. Clients are refused then.
     until_told("the certificates to be over", LIMIT, || {
         let late = running.agents.iter().all(|agent| {
             agent.status().is_ok_and(|status| status["certificates_late"].is_string())
@@ -154,7 +154,7 @@ fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() ->
     joins_by_hand(&running, &export)
 }
 
-/// A host that joins where there is neither discovery nor agent.
+/// Adds a host without discovery and without an agent.
 fn joins_by_hand(running: &Running, export: &Path) -> Result<()> {
     let host = running.world.network.hosts[3].clone();
     let (key, csr) = (running.world.path("new.key"), running.world.path("new.csr"));

@@ -1,4 +1,4 @@
-//! Agents, discovery and Postgres, killed at each step of a join.
+//! Kills agents, discovery and Postgres at each step of a join.
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::process::signal;
@@ -29,8 +29,8 @@ fn a_newcomer_killed_at_any_step_becomes_a_member_once() -> Result<()> {
     Ok(())
 }
 
-/// The agent beside the leader has made a change, and told nobody; its node goes with it. Whoever leads
-/// next makes the next change, and dies of it, too.
+/// The leader's agent dies after it has made a change and before it has reported it, and its node
+/// is killed too. The agent beside the next leader makes the next change, and dies in the same way.
 #[test]
 fn a_leader_that_dies_in_the_middle_leaves_no_phantom() -> Result<()> {
     let mut running = Running::start(Network::loopback(4), 3, None)?;
@@ -43,8 +43,8 @@ fn a_leader_that_dies_in_the_middle_leaves_no_phantom() -> Result<()> {
     running.wait_voter(&newcomer, 4)
 }
 
-/// Discovery takes no host's word that it has joined itself: not the newcomer's either, when the
-/// cluster made that its leader before anybody else told.
+/// Discovery doesn't accept a newcomer's own report that it has joined. That holds even if the
+/// newcomer became the leader before any other member reported the join.
 #[test]
 fn a_newcomer_that_leads_before_its_promotion_is_told_is_told_of_by_others() -> Result<()> {
     let mut running = Running::start(Network::loopback(4), 3, None)?;
@@ -87,7 +87,7 @@ fn leaders_that_die_and_a_newcomer_that_never_comes_leave_no_phantom() -> Result
 #[test]
 fn discovery_and_postgres_killed_in_the_middle_cost_time_and_nothing_else() -> Result<()> {
     let mut running = Running::start(Network::loopback(4), 3, None)?;
-    // Nobody is there to act: the newcomer redeems its ticket and waits.
+    // No agent can act on the join yet: the newcomer redeems its ticket and waits.
     running.agents.iter_mut().for_each(Agent::kill);
     let mut newcomer = running.newcomer(3, &[])?;
     newcomer.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
@@ -100,7 +100,7 @@ fn discovery_and_postgres_killed_in_the_middle_cost_time_and_nothing_else() -> R
     running.wait_voter(&newcomer, 4)
 }
 
-/// Has discovery started again, in this environment.
+/// Restarts discovery with this environment.
 fn restart_discovery(running: &mut Running, env: &[(&str, &str)]) -> Result<()> {
     running.world.kill_discovery();
     let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -108,7 +108,7 @@ fn restart_discovery(running: &mut Running, env: &[(&str, &str)]) -> Result<()> 
     running.world.start_discovery()
 }
 
-/// Waits until discovery has killed itself.
+/// Waits until discovery has killed itself, as `MUSTER_CRASH_AT` demands.
 fn wait_dead(running: &mut Running) -> Result<()> {
     let process = running.world.discovery.as_mut().context("discovery runs")?;
     let code = process.exit_code(LIMIT)?;
@@ -116,8 +116,8 @@ fn wait_dead(running: &mut Running) -> Result<()> {
     Ok(())
 }
 
-/// Lets discovery die when it next stores a change, brings it back, and waits until the change is
-/// stored.
+/// Waits until discovery dies at its next change of an intent, restarts it, and waits until the
+/// join is in state `stored`.
 fn die_and_come_back(running: &mut Running, stored: &str) -> Result<()> {
     wait_dead(running).with_context(|| format!("before a join is {stored}"))?;
     restart_discovery(running, &[])?;
@@ -127,12 +127,12 @@ fn die_and_come_back(running: &mut Running, stored: &str) -> Result<()> {
 fn discovery_dies(point: &str) -> Result<()> {
     let dies = [("MUSTER_CRASH_AT", point)];
     let mut running = Running::start(Network::loopback(4), 3, None)?;
-    // The ticket is redeemed, and nobody is there to act.
+    // The ticket is redeemed, and no agent can act on it yet.
     running.agents.iter_mut().for_each(Agent::kill);
     restart_discovery(&mut running, &dies)?;
     let mut newcomer = running.newcomer(3, &[])?;
     die_and_come_back(&mut running, "open")?;
-    // It is added, and the newcomer dies as soon as it knows it, so that it isn't promoted yet.
+    // The newcomer is added, and dies as soon as it knows that, so that it is not promoted yet.
     newcomer.kill();
     newcomer.options.env = vec![("MUSTER_CRASH_AT".to_owned(), "admit".to_owned())];
     newcomer.start()?;
@@ -148,7 +148,7 @@ fn discovery_dies(point: &str) -> Result<()> {
     die_and_come_back(&mut running, "added")?;
     newcomer.exit_code(LIMIT)?;
     newcomer.options.env.clear();
-    // It is promoted.
+    // Now the newcomer is promoted.
     restart_discovery(&mut running, &dies)?;
     newcomer.start()?;
     die_and_come_back(&mut running, "promoted")?;
@@ -171,7 +171,7 @@ fn discovery_that_dies_after_it_stored_a_step_of_a_join_costs_time_and_nothing_e
 fn postgres_killed_at_each_step_of_a_join_costs_time_and_nothing_else() -> Result<()> {
     let mut world = World::prepare(Network::loopback(5), WorldOptions::default())?;
     let pid_file = world.postgres_dir().join("data/postmaster.pid");
-    // At the first step by the service, in the middle of the transaction that stores it.
+    // At the first step, the service kills Postgres in the transaction that stores the step.
     world.options.serve_env = vec![
         ("MUSTER_CRASH_AT".to_owned(), "before-intent".to_owned()),
         ("MUSTER_CRASH_PID_FILE".to_owned(), path_text(&pid_file)?.to_owned()),
@@ -182,7 +182,7 @@ fn postgres_killed_at_each_step_of_a_join_costs_time_and_nothing_else() -> Resul
     running.wait_voter(&first, 4)?;
     let said = running.world.discovery.as_ref().context("discovery runs")?.output();
     ensure!(said.contains("killing, as the environment asks"), "{said}");
-    // And by us again and again, wherever the next one happens to be.
+    // Later the test kills Postgres three times, at steps that depend on timing.
     let second = running.newcomer(4, &[])?;
     for _ in 0..3 {
         let pid = until("Postgres to run", LIMIT, || running.world.postmaster_pid().ok())?;

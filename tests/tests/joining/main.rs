@@ -1,5 +1,5 @@
-//! Changes of a cluster that runs, by tickets and orders, end to end on the built programs: whoever is
-//! killed, whenever, a host is a member once, or isn't and knows why.
+//! Changes of a running cluster by join tickets and orders, with the built programs. Whichever
+//! process is killed at whichever time, a host becomes a member once, or it doesn't and knows why.
 
 mod asking;
 mod certificates;

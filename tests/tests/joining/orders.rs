@@ -1,4 +1,5 @@
-//! Orders: what an operator signs is carried out once, and nothing is that nobody may order any more.
+//! Orders: an operator's signed order is carried out once. An order of a person who is no longer an
+//! operator is not carried out.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,10 +15,11 @@ use serde_json::{Value, json};
 
 use crate::running::{LIMIT, Running, peer_url};
 
-/// How long the agents are watched while they must not act: they look twice a second.
+/// Time for which agents are watched while they must not act. Agents look for work twice a second.
 const WATCHED: Duration = Duration::from_secs(3);
 
-/// Discovery believes what a quorum of the last voters says, and of two that is both.
+/// Discovery accepts a membership that a quorum of the last known voters reports; of two voters,
+/// that is both.
 #[test]
 fn a_cluster_of_two_shrinks_to_one_and_discovery_knows() -> Result<()> {
     let running = Running::start(Network::loopback(3), 1, None)?;
@@ -32,7 +34,7 @@ fn a_cluster_of_two_shrinks_to_one_and_discovery_knows() -> Result<()> {
         (members.len() == 1 && members[0]["name"] == name.as_str()).then_some(())
     })
     .with_context(|| newcomer.output())?;
-    // The one is a quorum from now on: the same again, with another host.
+    // The remaining member is a quorum by itself. Repeat the test with another host.
     let mut third = running.newcomer(2, &[])?;
     running.wait_intents("join", "promoted", 2)?;
     running.remove(&third)?;
@@ -46,7 +48,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Database and ledger, which is all that discovery remembers.
+/// Folders of discovery's state: the database and the ledger.
 const MEMORY: [&str; 2] = ["pg", "discovery-ledger"];
 
 fn keep_memory(world: &mut World) -> Result<()> {
@@ -66,8 +68,8 @@ fn put_memory_back(world: &mut World) -> Result<()> {
     world.start_discovery()
 }
 
-/// Everything that discovery knows is put back to before an operator was dismissed, so that it takes
-/// her orders again. The cluster's own chain says that she has no word any more.
+/// Discovery is restored to a state before the revocation of an operator, so it accepts her orders
+/// again. The statement chain in the cluster's own store shows that she was revoked.
 #[test]
 fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()> {
     let world = World::start(Network::loopback(3), Default::default())?;
@@ -92,7 +94,7 @@ fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()
         agent.wait_for_output("made a new statement", LIMIT)?;
     }
     put_memory_back(&mut running.world)?;
-    // No agent has more than its disk to go by.
+    // Restarted agents know only what is on their disks.
     for agent in &mut running.agents {
         agent.kill();
         agent.start()?;
@@ -108,7 +110,7 @@ fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()
     order()?;
     let refused = || running.agents.iter().any(|agent| agent.output().contains("that is refused"));
     until("an agent to refuse it", LIMIT, || refused().then_some(()))?;
-    // An agent of the cluster ends the order as refused, with the reason.
+    // An agent of the cluster reports the order as refused, with the reason.
     let ended = until("her order to end", LIMIT, || {
         let list = running.world.admin_json(&["intent", "list", "demo", "--all"]).ok()?;
         let order = list["intents"].as_array()?.last()?.clone();
@@ -118,15 +120,15 @@ fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()
     ensure!(told.contains("newest statement"), "{told}");
     std::thread::sleep(WATCHED);
     ensure!(running.members()?.len() == 3, "{:?}", running.members());
-    // Who may order still can.
+    // An operator who was not revoked can still give orders.
     ensure!(running.members()?.contains_key(&peer_url(&running.agents[2])));
     running.remove(&running.agents[2])?;
     ensure!(running.members()?.len() == 2);
     Ok(())
 }
 
-/// A member's machine gets another address, by an order that the agents carry out: its peers, and its
-/// clients by its certificate, reach it there.
+/// Moves a member to another address by an order. Its peers must reach it there, and so must
+/// clients, who verify its certificate.
 fn moves(node: Option<&Path>) -> Result<()> {
     let mut running = Running::start(Network::loopback(4), 3, node)?;
     let etcdctl = running.etcdctl()?;
@@ -154,7 +156,8 @@ fn moves(node: Option<&Path>) -> Result<()> {
     until("its agent to find it", LIMIT, || {
         (running.agents[0].status().ok()?["node_health"]["ready"] == true).then_some(())
     })?;
-    // The others need it: one of them stops. And the next start needs no flags to know.
+    // Stop another member, so that the moved one is needed for the quorum. Then check that its
+    // agent restarts without flags for the address.
     running.agents[1].terminate(LIMIT)?;
     until("the two that are left to write", LIMIT, || own.run(&["put", "k", "w"]).ok())?;
     running.agents[0].terminate(LIMIT)?;

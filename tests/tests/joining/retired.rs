@@ -1,4 +1,4 @@
-//! A cluster that runs is retired, and the retirement is taken back.
+//! Retires a running cluster, and undoes the retirement.
 
 use anyhow::{Result, ensure};
 use muster_tests::harness::Network;
@@ -13,7 +13,8 @@ fn a_running_cluster_is_retired_by_force_alone_and_goes_on_when_that_is_taken_ba
         let output = world.admin_output(&[&["cluster", "retire", "demo"], more].concat())?;
         Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
     };
-    // Members report; and without a terminal nobody can type the name.
+    // The members still send reports, so `--force` is required. There is no terminal to type the
+    // cluster's name, so `--yes` is as well.
     let (code, told) = retire(&["--yes"])?;
     ensure!(code == Some(1) && told.contains("--force") && told.contains("last heard"), "{told}");
     let (code, told) = retire(&["--force"])?;
@@ -36,7 +37,7 @@ fn a_running_cluster_is_retired_by_force_alone_and_goes_on_when_that_is_taken_ba
     world.admin_command(&["cluster", "unretire", "demo"])?;
     ensure!(state()? == "formed");
     ensure!(document("document")? == before);
-    // Its agents find it again by themselves: a ticket is carried out.
+    // The agents find the cluster again by themselves: a join ticket works.
     let newcomer = running.newcomer(3, &[])?;
     running.wait_voter(&newcomer, 4)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! A cluster that runs, and what is asked of it.
+//! A formed cluster with its agents, and helpers to change it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,13 @@ use muster_tests::harness::{Agent, Etcdctl, Host, Network, World, until_told};
 use serde_json::Value;
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
-/// Long enough for another one to lead.
+/// Pause that is long enough for the election of another leader.
 const ELECTION: Duration = Duration::from_secs(2);
 
-/// A cluster that runs, its agents, and what they are started with.
+/// A formed cluster, its agents, and the arguments of their start.
 pub(crate) struct Running {
-    /// Before the world, which is dropped after them: an agent finds its node by a file in there.
+    /// Declared before `world`, so that they are dropped first: an agent finds its node by a file
+    /// in there.
     pub agents: Vec<Agent>,
     pub world: World,
     args: Vec<String>,
@@ -30,7 +31,7 @@ impl Running {
         Self::form(World::start(network, WorldOptions::default())?, size, node)
     }
 
-    /// In a world that runs.
+    /// Forms a cluster in a running world.
     pub(crate) fn form(world: World, size: usize, node: Option<&Path>) -> Result<Self> {
         let args = match node {
             Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
@@ -54,7 +55,7 @@ impl Running {
         self.world.agent_with(host, bundle, options)
     }
 
-    /// Starts the founders' agents again, beside their nodes, in another environment.
+    /// Restarts the founders' agents with this environment; their nodes go on running.
     pub(crate) fn restart_agents(&mut self, env: &[(&str, &str)]) -> Result<()> {
         for agent in &mut self.agents {
             agent.kill();
@@ -65,8 +66,9 @@ impl Running {
         Ok(())
     }
 
-    /// Until `done`, agents die as their environment says, each with its node and for a while: they
-    /// come back in a harmless one.
+    /// Waits until `done`. Meanwhile restarts each agent that died as its environment demanded,
+    /// without that variable. Before that its node is killed, and another leader gets time to be
+    /// elected.
     pub(crate) fn revive_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Result<()> {
         let revived = until_told(what, LIMIT, || {
             let dead = self.agents.iter_mut().position(|agent| !agent.is_running());
@@ -88,7 +90,7 @@ impl Running {
         })
     }
 
-    /// A join ticket; the file with its bundle.
+    /// Creates a join ticket, and returns the path of its bundle.
     pub(crate) fn ticket(&self, name: &str, more: &[&str]) -> Result<PathBuf> {
         let file = self.world.path(&format!("{name}.ticket"));
         let out = ["token", "create", "--cluster", "demo", "--kind", "join", "--out"];
@@ -96,7 +98,7 @@ impl Running {
         Ok(file)
     }
 
-    /// A host that joins, or tries to.
+    /// Creates a ticket, and starts an agent on `host` with it.
     pub(crate) fn newcomer(&self, host: usize, env: &[(&str, &str)]) -> Result<Agent> {
         let ticket = self.ticket(&format!("host-{host}"), &[])?;
         let mut agent = self.agent(host, &ticket, env);
@@ -104,7 +106,7 @@ impl Running {
         Ok(agent)
     }
 
-    /// As an application that holds credentials.
+    /// Returns `etcdctl` with the client credentials of an application.
     pub(crate) fn etcdctl(&self) -> Result<Etcdctl> {
         self.world.etcdctl("demo", &self.founders())
     }
@@ -113,7 +115,7 @@ impl Running {
         self.agents.iter().map(|agent| &agent.host).collect()
     }
 
-    /// Members by peer URL: name, and whether it is a learner.
+    /// Returns name and learner flag of each member, by peer URL.
     pub(crate) fn members(&self) -> Result<BTreeMap<String, (String, bool)>> {
         let list = self.etcdctl()?.json(&["member", "list"])?;
         let members = list["members"].as_array().context("a list of members")?;
@@ -159,7 +161,7 @@ impl Running {
         self.wait_intents(verb, state, 1)
     }
 
-    /// Waits until `count` changes of this kind are in this state.
+    /// Waits until exactly `count` intents of this kind are in this state.
     pub(crate) fn wait_intents(&self, verb: &str, state: &str, count: usize) -> Result<()> {
         let wanted = (verb.to_owned(), state.to_owned());
         until_told(&format!("{count} times {verb} to be {state}"), LIMIT, || {
@@ -169,7 +171,7 @@ impl Running {
         .with_context(|| format!("{:?}\n{}", self.intents(), tail(&self.agents[0].output(), 25)))
     }
 
-    /// The id of an agent's member, as commands take it.
+    /// Returns the id of an agent's member in hexadecimal, as commands take it.
     pub(crate) fn id(&self, agent: &Agent) -> Result<String> {
         let list = self.etcdctl()?.json(&["member", "list"])?;
         let members = list["members"].as_array().context("a list of members")?;
@@ -178,13 +180,13 @@ impl Running {
         Ok(format!("{id:x}"))
     }
 
-    /// The name of an agent's member.
+    /// Returns the name of an agent's member.
     pub(crate) fn name(&self, agent: &Agent) -> Result<String> {
         Ok(self.members()?.get(&peer_url(agent)).context("a member")?.0.clone())
     }
 
-    /// By an operator's order, which is given once and carried out: whatever was done before it,
-    /// discovery has heard of.
+    /// Gives an operator's order, and waits until it is carried out. Discovery then knows every
+    /// earlier change as well.
     pub(crate) fn order(&self, order: &[&str]) -> Result<()> {
         let done = self.world.admin_command(&[&["intent"], order, &["--wait"]].concat());
         done.map(drop).with_context(|| {
@@ -192,19 +194,21 @@ impl Running {
         })
     }
 
-    /// Removes an agent's member by such an order.
+    /// Removes an agent's member by an order.
     pub(crate) fn remove(&self, agent: &Agent) -> Result<()> {
         self.order(&["remove", "demo", &self.name(agent)?, "--yes"])
     }
 
-    /// `muster-agent member ...` on an agent's host, whatever its exit code.
+    /// Runs `muster-agent member` on an agent's host, and returns its output whatever its exit
+    /// code.
     pub(crate) fn member(&self, agent: &Agent, args: &[&str]) -> Result<Output> {
         let mut command = agent.host.command(program("muster-agent")?);
         command.arg("member").args(args).args(["--json", "--data-dir"]).arg(&agent.data_dir);
         Ok(command.output()?)
     }
 
-    /// The same; what it printed, or why it failed.
+    /// Runs `muster-agent member` on an agent's host, and returns its JSON output. Fails if the
+    /// command fails.
     pub(crate) fn member_done(&self, agent: &Agent, args: &[&str]) -> Result<Value> {
         let output = self.member(agent, args)?;
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -213,7 +217,7 @@ impl Running {
     }
 }
 
-/// Where the peers of an agent's member reach it.
+/// Returns the peer URL of an agent's member.
 pub(crate) fn peer_url(agent: &Agent) -> String {
     format!("https://{}:2380", agent.host.address)
 }

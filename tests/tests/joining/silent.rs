@@ -1,4 +1,5 @@
-//! The agent beside the leader hangs, and its node goes on: another voter's agent does what is ordered.
+//! The leader's agent hangs while its node goes on. The agent of another voter must take over and
+//! carry out orders.
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::process::{signal, tail};
@@ -7,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::running::{LIMIT, Running};
 
-/// Which of the founders leads.
+/// Returns the index of the founder whose node is the leader.
 fn leader(running: &Running) -> Result<usize> {
     let etcdctl = running.etcdctl()?;
     until("a leader", LIMIT, || etcdctl.leader(&running.founders()))
@@ -25,12 +26,12 @@ fn an_order_to_remove_the_host_whose_agent_hangs_beside_the_leader_is_carried_ou
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{said}\n{:?}", running.intents());
     ensure!(running.members()?.len() == 2, "{:?}", running.members());
-    // The operator who waits reads which host's agent is silent.
+    // The waiting operator's output names the host with the silent agent.
     ensure!(said.contains(&format!("beside the cluster's leader, {name} (")), "{said}");
     let others = running.agents.iter().enumerate().filter(|(at, _)| *at != hung);
     let took = others.filter(|(_, agent)| agent.output().contains("takes the leadership over"));
     ensure!(took.count() == 1, "one of the others takes over, once");
-    // The removed host's agent finds out when it runs again.
+    // The removed host's agent learns of the removal when it is continued.
     signal(pid, Signal::CONT);
     let removed = &mut running.agents[hung];
     let code = removed.exit_code(LIMIT)?;

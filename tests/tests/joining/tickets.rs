@@ -1,4 +1,5 @@
-//! Tickets: a host joins, is removed, comes in another's place, or is taken out again.
+//! Join tickets: a host joins, is removed, replaces another one, or is removed because it makes no
+//! progress.
 
 use std::path::Path;
 
@@ -18,11 +19,12 @@ fn joins_and_leaves(network: Network, node: Option<&Path>) -> Result<()> {
     etcdctl.run(&["put", "k", "v"])?;
     let own = etcdctl.only(&newcomer.host);
     ensure!(own.run(&["get", "k", "--print-value-only"])?.trim() == "v");
-    // Who may sign what, where discovery can't withhold it.
+    // The statement chain of owners and operators is in the cluster's store, where discovery can't
+    // withhold it.
     let statements = etcdctl.run(&["get", "muster/v1/statements", "--print-value-only"])?;
     ensure!(statements.starts_with("[\"ey"), "{statements}");
 
-    // It restarts without anybody's help, as any member does.
+    // The newcomer restarts without discovery's help, as any member does.
     ensure!(newcomer.terminate(LIMIT)? == 0, "{}", newcomer.output());
     newcomer.start()?;
     until("the newcomer to serve again", LIMIT, || own.run(&["get", "k"]).ok())?;
@@ -31,7 +33,7 @@ fn joins_and_leaves(network: Network, node: Option<&Path>) -> Result<()> {
     let code = newcomer.exit_code(LIMIT)?;
     ensure!(code == 3, "the removed host's agent ended with {code}: {}", newcomer.output());
     ensure!(running.members()?.len() == 3);
-    // Neither by itself nor with another ticket, over its tombstone.
+    // Its tombstone prevents another start, with and without another ticket.
     newcomer.start()?;
     ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
     let mut again = running.agent(3, &running.ticket("again", &[])?, &[]);
@@ -69,7 +71,7 @@ fn a_fourth_host_joins_the_newest_etcd() -> Result<()> {
     joins_and_leaves(Network::loopback(4), Some(&etcd))
 }
 
-/// A host that comes after the commit with the bundle that the founders had.
+/// A host that arrives after the commit with the founders' bundle.
 #[test]
 fn a_late_host_is_shown_as_asking_and_joins_once_its_bundle_file_holds_a_ticket() -> Result<()> {
     let running = Running::start(Network::loopback(4), 3, None)?;
@@ -111,7 +113,7 @@ fn a_ticket_is_one_hosts_and_a_wiped_host_is_another_one() -> Result<()> {
     ensure!(second.exit_code(LIMIT)? == 3, "{}", second.output());
     ensure!(second.output().contains("redeemed by another key"), "{}", second.output());
 
-    // The node's disk is lost: its agent asks for a person, and begins nothing.
+    // The node's disk is lost. The agent asks for an operator, and starts no new node.
     first.terminate(LIMIT)?;
     fs_err::rename(first.node_dir(), first.data_dir.join("lost"))?;
     first.start()?;
@@ -119,7 +121,7 @@ fn a_ticket_is_one_hosts_and_a_wiped_host_is_another_one() -> Result<()> {
         first.status().ok().filter(|status| status["phase"] == "replacement_wanted")
     })?;
     first.terminate(LIMIT)?;
-    // All of it is lost: it comes back under its old name and address, with the bundle that it had.
+    // The whole disk is lost, and the host returns with its old name, address and bundle.
     fs_err::remove_dir_all(&first.data_dir)?;
     first.start()?;
     ensure!(first.exit_code(LIMIT)? == 3, "{}", first.output());
@@ -157,7 +159,7 @@ fn a_newcomer_comes_in_anothers_place() -> Result<()> {
     running.wait_intent("replace", "promoted")
 }
 
-/// Two tickets for one member's place are redeemed before an agent of the cluster acts on either.
+/// Two tickets to replace one member are redeemed before any agent of the cluster acts on either.
 fn one_of_two_replaces(old_runs: bool, node: Option<&Path>) -> Result<()> {
     let mut running = Running::start(Network::loopback(5), 3, node)?;
     let old = running.agents.pop().context("a third agent")?;
@@ -166,7 +168,7 @@ fn one_of_two_replaces(old_runs: bool, node: Option<&Path>) -> Result<()> {
         let ticket = |file: &str| running.ticket(file, &["--replace", &name]).ok();
         ticket("first").zip(ticket("second"))
     })?;
-    // Its node ends with it.
+    // Dropping the agent also kills its node.
     let mut old = old_runs.then_some(old);
     running.agents.iter_mut().chain(&mut old).for_each(Agent::kill);
     let mut newcomers = Vec::new();
@@ -220,7 +222,8 @@ fn of_two_newcomers_for_the_place_of_a_member_that_runs_etcd_3_4_one_comes() -> 
     stock::oldest().map_or(Ok(()), |etcd| one_of_two_replaces(true, Some(&etcd)))
 }
 
-/// Each program refuses the other one's peer protocol: such a newcomer would be a learner that never runs.
+/// Each program refuses the other's peer protocol, so such a newcomer would be a learner that never
+/// works.
 #[test]
 fn a_host_with_stock_etcd_uses_no_ticket_of_a_cluster_of_muster_node() -> Result<()> {
     let Some(etcd) = stock::oldest() else { return Ok(()) };
@@ -237,7 +240,7 @@ fn a_host_with_stock_etcd_uses_no_ticket_of_a_cluster_of_muster_node() -> Result
     let said = newcomer.output();
     ensure!(said.contains("would run etcd, and the cluster's members run muster-node"), "{said}");
     ensure!(running.intents()?.is_empty(), "{:?}", running.intents());
-    // The ticket is still good.
+    // The ticket has not been used up.
     newcomer.options.args.clear();
     newcomer.start()?;
     running.wait_voter(&newcomer, 4)

@@ -1,4 +1,4 @@
-//! A rolling upgrade of the node's program under agents, as `member wait --help` has it, while somebody
+//! A rolling upgrade of the node program under agents, as in `member wait --help`, while a client
 //! writes.
 
 use std::path::{Path, PathBuf};
@@ -12,14 +12,15 @@ use muster_tests::stock;
 
 use crate::running::{LIMIT, Running};
 
-/// Another file with the same program: what counts is that the agent runs that one from now on.
+/// Copies the program to another path. The test only checks that the agent runs that file
+/// afterwards.
 fn next_version(running: &Running, node: &Path) -> Result<PathBuf> {
     let next = running.world.path("next-node");
     fs_err::copy(node, &next)?;
     Ok(next)
 }
 
-/// To `next`, or to another file of the same.
+/// Upgrades all members to `next`, or to a copy of `node` without it.
 fn upgrades(node: &Path, next: Option<&Path>) -> Result<Running> {
     let mut running = Running::start(Network::loopback(3), 3, Some(node))?;
     let next = next.map_or_else(|| next_version(&running, node), |next| Ok(next.to_owned()))?;
@@ -34,7 +35,7 @@ fn upgrades(node: &Path, next: Option<&Path>) -> Result<Running> {
         let agent = &mut running.agents[number];
         ensure!(agent.terminate(LIMIT)? == 0, "{}", agent.output());
         if number == 0 {
-            // Two are left of three. Whoever goes on with the next one is stopped.
+            // Two of three members run. The command must refuse to prepare the next one for a stop.
             let (second, third) = (&running.agents[1], &running.agents[2]);
             let output =
                 running.member(third, &["move-leader", "--from", &running.name(second)?])?;

@@ -1,4 +1,4 @@
-//! Where users have to say who they are: an agent is the user whom its member's certificate names.
+//! A cluster with auth enabled: an agent acts as the user that its member's certificate names.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -8,7 +8,7 @@ use muster_tests::harness::{Agent, Etcdctl, Network};
 
 use crate::running::{LIMIT, Running};
 
-/// The common name of the certificate in `file`.
+/// Returns the common name of the certificate in `file`.
 fn name_in(file: &std::path::Path) -> Result<String> {
     let args = ["x509", "-noout", "-subject", "-nameopt", "multiline,utf8", "-in"];
     let output = Command::new("openssl").args(args).arg(file).output().context("openssl")?;
@@ -18,7 +18,7 @@ fn name_in(file: &std::path::Path) -> Result<String> {
     Ok(name.trim_start_matches([' ', '=']).to_owned())
 }
 
-/// Makes the agent's user, who may do everything; its name.
+/// Creates the agent's user with all permissions, and returns its name.
 fn make_user(etcdctl: &Etcdctl, agent: &Agent) -> Result<String> {
     let name = name_in(&agent.data_dir.join("agent/tls/client.crt"))?;
     etcdctl.run(&["user", "add", &name, "--no-password"])?;
@@ -26,7 +26,7 @@ fn make_user(etcdctl: &Etcdctl, agent: &Agent) -> Result<String> {
     Ok(name)
 }
 
-/// The commands of the first console block under a heading of the README, as a person types them.
+/// Returns the commands of the first console block below a heading of the README.
 fn commands_of(readme: &str, heading: &str) -> Option<String> {
     let chapter = readme.split(&format!("\n{heading}\n")).nth(1)?;
     let block = chapter.split("```console\n").nth(1)?.split("```").next()?;
@@ -38,7 +38,7 @@ fn commands_of(readme: &str, heading: &str) -> Option<String> {
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
-/// The page's own commands, in one shell. Only the two places of files are this test's.
+/// Runs the README's own commands in one shell. Only the paths of two folders are replaced.
 #[test]
 fn the_readmes_commands_for_users_lock_nobody_out() -> Result<()> {
     let running = Running::start(Network::loopback(3), 3, None)?;
@@ -61,13 +61,13 @@ fn the_readmes_commands_for_users_lock_nobody_out() -> Result<()> {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{script}\n{said}\n{error}");
-    // The admin is not locked out.
+    // The admin must still be able to write.
     etcdctl.run(&["put", "after", "users"])?;
-    // What the page shows as the answers, and everybody whom it named.
+    // Answers that the README shows, and the users that its commands create.
     for line in ["subject=CN=muster:", "owner", "Authentication Enabled", "muster:3", "root"] {
         ensure!(said.contains(line), "{line} is missing in: {said}");
     }
-    // The agents read and change, too.
+    // The agents can read and change members as well.
     running.member_done(&running.agents[1], &["list"])?;
     running.member_done(&running.agents[0], &["remove", &running.name(&running.agents[2])?])?;
     Ok(())
@@ -83,7 +83,7 @@ fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<(
         etcdctl.run(&["user", "grant-role", user, "root"])?;
     }
     etcdctl.run(&["auth", "enable"])?;
-    // An agent whom nobody knows sees the members, and changes nothing.
+    // An agent without a user can read the member list, but not change it.
     let first = &running.agents[0];
     running.member_done(first, &["list"])?;
     let told = running.member(first, &["remove", &running.name(&running.agents[2])?])?;
@@ -94,12 +94,13 @@ fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<(
         running.agents.iter().map(|agent| make_user(&etcdctl, agent)).collect();
     let users = users?;
     ensure!(users.iter().eq(["muster:1", "muster:2", "muster:3"]), "{users:?}");
-    // A ticket is carried out by the leader's agent; the newcomer reads a key of Muster's before it begins.
+    // The leader's agent carries out the join. The newcomer reads one of Muster's own keys before
+    // it starts its node.
     let mut newcomer = running.newcomer(3, &[])?;
     newcomer.wait_for_output("permission denied", LIMIT)?;
     make_user(&etcdctl, &newcomer)?;
     running.wait_voter(&newcomer, 4)?;
-    // And what a person does at a member's host is done as that host's agent.
+    // A command that a person runs on a member's host uses that host's agent's certificate.
     running.member_done(&running.agents[1], &["remove", &running.name(&newcomer)?])?;
     ensure!(running.members()?.len() == 3, "{:?}", running.members());
     Ok(())
