@@ -131,7 +131,7 @@ fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
         Ok(serde_json::from_slice::<Value>(&made.stdout)?["made"].clone())
     };
     let (once, again) = (made()?, made()?);
-    // Killed before it was journalled, it would be asked again: the same cluster.
+    // A kill before the journal entry leads to a repetition, which must make the same cluster.
     ensure!(once == again, "{again} is not {once}");
 
     first.start()?;
@@ -142,14 +142,15 @@ fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
     let members = || Ok::<_, anyhow::Error>(alone.json(&["member", "list"])?["members"].clone());
     ensure!(members()?.as_array().map(Vec::len) == Some(1), "{}", members()?);
 
-    // Members of the old cluster come back, and stay among themselves.
+    // Members of the old cluster return, and form a cluster among themselves only.
     second.start()?;
     lost.start()?;
     until("the old cluster's rest to serve", LIMIT, || rest.run(&["put", "k", "old"]).ok())?;
     ensure!(members()?.as_array().map(Vec::len) == Some(1), "{}", members()?);
     ensure!(value()? == "YWZ0ZXI=", "{}", value()?);
 
-    // A start of the agent again, and the old directory put back: only the new one is this host's.
+    // After a restart of the agent with the old directory put back, only the new member may run on
+    // this host.
     first.terminate(LIMIT)?;
     first.start()?;
     until("the new cluster to serve again", LIMIT, || alone.run(&["put", "new", "two"]).ok())?;
@@ -162,7 +163,7 @@ fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
     Ok(())
 }
 
-/// What each agent of a test is started with.
+/// Returns the options of each agent of a test.
 fn options(node: Option<&Path>) -> Result<AgentOptions> {
     let args = match node {
         Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
@@ -171,7 +172,7 @@ fn options(node: Option<&Path>) -> Result<AgentOptions> {
     Ok(AgentOptions { args, ..AgentOptions::default() })
 }
 
-/// The agents of a cluster of these.
+/// Forms a cluster of `size` agents, and returns them.
 fn formed(world: &World, size: usize, node: Option<&Path>) -> Result<(Vec<Agent>, Etcdctl)> {
     let bundle = world.order("demo", size)?;
     let mut agents = Vec::new();
@@ -187,7 +188,7 @@ fn formed(world: &World, size: usize, node: Option<&Path>) -> Result<(Vec<Agent>
     Ok((agents, etcdctl))
 }
 
-/// `recover make` on this host, with what makes it do it.
+/// Runs `recover make` on this host, with all arguments that it requires.
 fn make(world: &World, agent: &Agent, more: &[&str]) -> Result<Output> {
     let key = world.admin_key();
     let args =
@@ -195,7 +196,7 @@ fn make(world: &World, agent: &Agent, more: &[&str]) -> Result<Output> {
     recover(agent, &[&args[..], more].concat())
 }
 
-/// A host that gave its place up comes back with a ticket.
+/// Starts an agent with a join ticket on a host that was reset.
 fn joins(world: &World, host: usize, node: Option<&Path>, env: &[(&str, &str)]) -> Result<Agent> {
     let file = world.path(&format!("{host}.ticket"));
     let ticket = ["token", "create", "--cluster", "demo", "--kind", "join", "--out"];
@@ -225,7 +226,7 @@ fn wait_voters(etcdctl: &Etcdctl, count: usize, newcomer: &Agent) -> Result<()> 
     .with_context(|| tail(&newcomer.output(), 30))
 }
 
-/// Writes until told to stop; the numbers that were acknowledged.
+/// Writes until `stop` is true. Returns the numbers of the acknowledged writes.
 fn write(etcdctl: &Etcdctl, stop: &AtomicBool, count: &AtomicUsize) -> Vec<u32> {
     let mut acknowledged = Vec::new();
     for n in 0.. {
@@ -242,8 +243,9 @@ fn write(etcdctl: &Etcdctl, stop: &AtomicBool, count: &AtomicUsize) -> Vec<u32> 
     acknowledged
 }
 
-/// The third is away, the second's disk is lost, both nodes are killed under a writer: the first goes
-/// on alone with all that was acknowledged, and the others join it one by one.
+/// Loses a majority under a writer: the third member is stopped, the second's disk is lost, and
+/// both nodes are killed. The first must go on alone with everything that was acknowledged. The
+/// others join it one by one.
 fn a_lost_majority(node: Option<&Path>) -> Result<()> {
     let world = World::start(Network::loopback(3), WorldOptions::default())?;
     let (mut agents, etcdctl) = formed(&world, 3, node)?;
@@ -305,7 +307,7 @@ fn a_lost_majority(node: Option<&Path>) -> Result<()> {
         ensure!(own.run(&["get", "new", "--print-value-only"])?.trim() == "one");
         agents.push(joined);
     }
-    // A quorum of the three: without the first it goes on.
+    // Without the first member, the other two of three are still a quorum.
     first.terminate(LIMIT)?;
     let rest = etcdctl.only(&agents[0].host);
     until("a write without the first", LIMIT, || rest.run(&["put", "k", "last"]).ok())?;
@@ -345,7 +347,8 @@ fn a_newcomer_believes_a_recovery_that_an_operator_signed_and_no_other() -> Resu
     let made = make(&world, &agents[0], &[])?;
     ensure!(made.status.success(), "{}", text(&made));
     agents[0].start()?;
-    // It has added the newcomer, which then is away until nobody looks after what stands there.
+    // The newcomer is added and then killed. The other agent is killed too, so that nobody corrects
+    // the stored recoveries.
     let mut newcomer = joins(&world, 1, None, &[("MUSTER_CRASH_AT", "added")])?;
     newcomer.exit_code(LIMIT)?;
     let signed = etcdctl.run(&["get", RECOVERIES, "--print-value-only"])?;
@@ -366,7 +369,8 @@ fn a_newcomer_believes_a_recovery_that_an_operator_signed_and_no_other() -> Resu
         }
         ensure!(newcomer.node_pid().is_none(), "a node was started on {value}");
     }
-    // Its own agent puts it right. A newcomer that asks before that ends for good.
+    // The cluster's own agent restores the signed recovery. A newcomer that reads an invalid one
+    // before that ends for good.
     agents[0].start()?;
     let stored = || etcdctl.run(&["get", RECOVERIES, "--print-value-only"]).ok();
     until("the signed recovery", LIMIT, || stored().filter(|stored| *stored == signed))?;
@@ -376,12 +380,12 @@ fn a_newcomer_believes_a_recovery_that_an_operator_signed_and_no_other() -> Resu
     Ok(())
 }
 
-/// The calls by which something gets its name.
+/// System calls that rename a file.
 const NAMING: &str = "rename,renameat,renameat2";
 
-/// Killed at the N-th call of `calls` that one of its programs makes, for each N, and before the agent
-/// has journalled what was made, it is asked again; from each of these states it comes to one new
-/// cluster, with all that there was.
+/// Kills `recover make` at the N-th of the system calls `calls`, for each N, and once before the
+/// agent has written its journal. After each kill the command is repeated. It must end with one new
+/// cluster and all data.
 fn killed_at_each_step(node: Option<&Path>, calls: &str, least: usize) -> Result<()> {
     let world = World::start(Network::loopback(1), WorldOptions::default())?;
     let (mut agents, etcdctl) = formed(&world, 1, node)?;
@@ -452,7 +456,7 @@ fn killed_at_each_step(node: Option<&Path>, calls: &str, least: usize) -> Result
     Ok(())
 }
 
-/// Where no cluster is to be made: nobody's directory, and a removed member's.
+/// Checks that no cluster is made from an empty directory or from a removed member's.
 fn places_that_are_wrong(world: &World, agent: &Agent, binary: &[&str]) -> Result<()> {
     let key = world.admin_key();
     let make = |dir: &Path| -> Result<Output> {
@@ -479,7 +483,8 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whoever asks again is alone with the directory: what was run for one that was killed ended with it.
+/// The programs that a killed command had started must end with it, so that a repeated command is
+/// alone with the directory.
 #[test]
 fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
     let world = World::start(Network::loopback(1), WorldOptions::default())?;

@@ -1,5 +1,5 @@
-//! Operations on a cluster that was recovered: its members move, others join, one
-//! is replaced, one goes. `docs/recovery.md` is run as it stands.
+//! Operations on a recovered cluster: members move, join, are replaced and are removed. The
+//! commands of `docs/recovery.md` are run as they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -16,12 +16,13 @@ use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(90);
 const PHRASE: &str = "make a new cluster of demo";
-/// Machines of the page: `db-1` to `db-4`.
+/// Number of machines in `docs/recovery.md`: `db-1` to `db-4`.
 const MACHINES: usize = 4;
-/// Members that the page's cluster begins with.
+/// Number of members of the cluster there, before the recovery.
 const SIZE: usize = 3;
 
-/// The agent of the machine `name`, at `host`; it keeps its state and its log when it moves.
+/// Returns the agent of machine `name` on `host`. State and log belong to the machine, so they stay
+/// if the host changes.
 fn agent(world: &World, name: &str, host: &Host, bundle: PathBuf, args: &[&str]) -> Agent {
     let args = args.iter().map(|arg| (*arg).to_owned()).collect();
     let options = AgentOptions { args, ..AgentOptions::default() };
@@ -29,7 +30,7 @@ fn agent(world: &World, name: &str, host: &Host, bundle: PathBuf, args: &[&str])
     Agent::new(host.clone(), world.path(name), bundle, log, options)
 }
 
-/// The cluster `demo` of `db-1` to `db-3`, on the first hosts, with a first write.
+/// Forms the cluster `demo` of `db-1` to `db-3` on the first hosts, and writes a key.
 fn formed(world: &World) -> Result<(BTreeMap<String, Agent>, Etcdctl)> {
     let bundle = world.order("demo", SIZE)?;
     let mut agents = BTreeMap::new();
@@ -46,7 +47,7 @@ fn formed(world: &World) -> Result<(BTreeMap<String, Agent>, Etcdctl)> {
     Ok((agents, etcdctl))
 }
 
-/// Runs a command to its end; what it printed.
+/// Runs a command to its end, and returns its output.
 fn run(mut command: Command) -> Result<String> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     let [out, error] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
@@ -54,14 +55,14 @@ fn run(mut command: Command) -> Result<String> {
     Ok(out.into_owned())
 }
 
-/// `muster-agent` on this agent's host, over its state.
+/// Returns a command `muster-agent` on this agent's host, with the agent's data directory.
 fn on_host(agent: &Agent, words: &[&str]) -> Result<Command> {
     let mut command = agent.host.command(program("muster-agent")?);
     command.args(words).args(["--data-dir", path_text(&agent.data_dir)?]);
     Ok(command)
 }
 
-/// Makes a new cluster of what is on this host; its id.
+/// Makes a new cluster from this agent's directory, and returns the Raft cluster's id.
 fn make(world: &World, agent: &Agent) -> Result<String> {
     let key = world.admin_key();
     let key = ["--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE, "--json"];
@@ -70,7 +71,7 @@ fn make(world: &World, agent: &Agent) -> Result<String> {
     Ok(made["made"]["is"]["cluster_id"].as_str().context("an id")?.to_owned())
 }
 
-/// A host that joins with a ticket, under this name, once it is started.
+/// Creates a ticket, and returns the agent of a host that will join with it under this name.
 fn newcomer(world: &World, name: &str, host: &Host) -> Result<Agent> {
     let file = world.path(&format!("{name}.ticket"));
     let ticket = ["token", "create", "--cluster", "demo", "--kind", "join", "--out"];
@@ -78,7 +79,8 @@ fn newcomer(world: &World, name: &str, host: &Host) -> Result<Agent> {
     Ok(agent(world, name, host, file, &["--name", name]))
 }
 
-/// Waits until all members answer at the addresses that the cluster lists, in sync.
+/// Waits until all members answer at their listed addresses, are in sync, and `voters` of them are
+/// voters.
 fn settled(world: &World, agent: &Agent, voters: usize) -> Result<()> {
     let mut last = String::new();
     until_told("the members to answer", LIMIT, || {
@@ -96,7 +98,7 @@ fn settled(world: &World, agent: &Agent, voters: usize) -> Result<()> {
     })
 }
 
-/// Waits until discovery listens to the Raft cluster `id`.
+/// Waits until discovery follows the Raft cluster `id`.
 fn followed(world: &World, id: &str) -> Result<()> {
     let mut last = Value::Null;
     until_told("discovery to follow the recovery", LIMIT, || {
@@ -107,12 +109,12 @@ fn followed(world: &World, id: &str) -> Result<()> {
     .with_context(|| format!("{last} is not {id}"))
 }
 
-/// The output of the agent of `db-1`.
+/// Returns the output of the agent of `db-1`.
 fn first_log(world: &World) -> String {
     fs_err::read_to_string(world.path("db-1.log")).unwrap_or_default()
 }
 
-/// Each host serves clients there, by certificates that name the place, with what was written.
+/// Checks that each host serves clients the written key, with a certificate for its address.
 fn serve(world: &World, hosts: &[&Host]) -> Result<()> {
     let etcdctl = world.etcdctl("demo", hosts)?;
     for host in hosts {
@@ -128,25 +130,26 @@ fn serve(world: &World, hosts: &[&Host]) -> Result<()> {
     Ok(())
 }
 
-/// A page whose commands a person types, and where they are typed.
+/// The documentation page whose commands the test types, and the machines that it types them on.
 struct Page<'a> {
     world: &'a World,
     agents: BTreeMap<String, Agent>,
-    /// Where the page's addresses are in this test.
+    /// Addresses in the page, and the hosts that replace them.
     places: Vec<(String, Host)>,
-    /// Names of those who should be members, as far as it was typed.
+    /// Names of the machines that should be members after the commands so far.
     members: BTreeSet<String>,
 }
 
 impl Page<'_> {
-    /// The commands of a page, as (where, what), in order.
+    /// Returns the commands of a page in order; each is a pair of machine and command line.
     fn commands(text: &str) -> Vec<(&str, &str)> {
         let blocks = text.split("```console\n").skip(1);
         let lines = blocks.flat_map(|block| block.split("```").next().unwrap_or_default().lines());
         lines.filter_map(|line| line.split_once("$ ")).collect()
     }
 
-    /// Words as a shell makes them; only double quotes are special here.
+    /// Splits a command line into words as a shell does. Only double quotes are special. Replaces
+    /// addresses.
     fn words(&self, line: &str) -> Vec<String> {
         let mut words = Vec::new();
         for (at, part) in line.split('"').enumerate() {
@@ -177,7 +180,7 @@ impl Page<'_> {
                 let agent = &self.agents[place];
                 let mut command = on_host(agent, &words[1..])?;
                 command.current_dir(self.world.path(""));
-                // A person who reads that something isn't so yet tries again.
+                // A person would repeat a command that is not possible yet.
                 match words[1] {
                     "member" => {
                         self.patiently(|| on_host(agent, &words[1..]), words[2] == "list")?
@@ -190,7 +193,7 @@ impl Page<'_> {
                 let gone = gone.map(|pair| pair[1]);
                 let gone = gone.or_else(|| words.contains(&"remove").then(|| words[4]));
                 self.members.retain(|name| Some(name.as_str()) != gone);
-                // Discovery may not have heard of the last change yet: then the order is stale.
+                // Discovery may not know the last change yet, and then refuses the order as stale.
                 match words[1] {
                     "intent" => self.patiently(|| self.by_admin(&words[1..]), false)?,
                     _ => run(self.by_admin(&words[1..])?)?,
@@ -204,7 +207,8 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// Repeats a command until it is done; and a list, until it shows who should be members.
+    /// Repeats a command until it succeeds. With `is_list`, repeats it until the list shows exactly
+    /// the expected members.
     fn patiently(&self, command: impl Fn() -> Result<Command>, is_list: bool) -> Result<String> {
         let mut last = String::new();
         until_told("a command to be done", LIMIT, || {
@@ -216,7 +220,7 @@ impl Page<'_> {
         .with_context(|| format!("{last}\n{}", self.logs()))
     }
 
-    /// Whether a list has those who should be members, all of them voters and in sync.
+    /// Whether a member list has exactly the expected members, all of them voters and in sync.
     fn is_whole(&self, list: &str) -> bool {
         let rows: Vec<&str> = list.lines().skip(1).collect();
         let name = |row: &&str| row.split_whitespace().nth(1).map(str::to_owned);
@@ -235,7 +239,8 @@ impl Page<'_> {
         Ok(command)
     }
 
-    /// Starts an agent: the test's agents are told their address and bundle by their own fields.
+    /// Starts an agent. Address and bundle are set as fields of the harness's agent instead of
+    /// arguments.
     fn start(&mut self, place: &str, words: &[&str]) -> Result<()> {
         let said = |flag: &str| {
             let at = words.iter().position(|word| *word == flag)?;
@@ -269,7 +274,7 @@ impl Page<'_> {
     }
 }
 
-/// All three hosts have new addresses, and nothing is left at the old ones.
+/// All three hosts have new addresses, and nothing runs at the old ones.
 #[test]
 fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Result<()> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/recovery.md");
@@ -277,7 +282,7 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
     let hosts = SIZE + MACHINES;
     let world = World::start(Network::loopback(u8::try_from(hosts)?), WorldOptions::default())?;
     let (mut agents, etcdctl) = formed(&world)?;
-    // The second has less than the first, and the third has lost its disk.
+    // The second member has a shorter log than the first, and the third has lost its disk.
     agents.get_mut("db-2").context("a second machine")?.terminate(LIMIT)?;
     let first = etcdctl.only(&world.network.hosts[0]);
     until("a write without the second", LIMIT, || first.run(&["put", "k", "v"]).ok())?;
@@ -301,7 +306,7 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
             serve(&world, &[&new[0]]).with_context(|| typed.logs())?;
         }
     }
-    // Of the four, the second was replaced, and the third removed.
+    // Of the four machines, the second was replaced and the third was removed.
     for name in ["db-2", "db-3"] {
         let gone = typed.agents.get_mut(name).context("a machine")?;
         ensure!(gone.exit_code(LIMIT)? == 3, "{name}: {}", tail(&gone.output(), 20));
@@ -310,7 +315,7 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
     serve(&world, &[&new[0], &new[3]]).with_context(|| typed.logs())
 }
 
-/// At the old addresses at first; then all members move, one by one.
+/// The new cluster first uses the old addresses; then all members move one after another.
 #[test]
 fn members_move_after_a_recovery() -> Result<()> {
     let network = Network::loopback(2 * u8::try_from(SIZE)?);
@@ -324,7 +329,7 @@ fn members_move_after_a_recovery() -> Result<()> {
     agents.get_mut("db-1").context("a first machine")?.start()?;
     let first = etcdctl.only(&homes[0]);
     until("the new cluster to serve", LIMIT, || first.run(&["put", "new", "x"]).ok())?;
-    // A member of the lost cluster that comes back is refused, and told what to do.
+    // A returning member of the lost cluster must be refused, with advice.
     let lost = agents.get_mut("db-2").context("a second machine")?;
     followed(&world, &id).with_context(|| tail(&first_log(&world), 30))?;
     lost.start()?;
@@ -356,7 +361,8 @@ fn members_move_after_a_recovery() -> Result<()> {
     serve(&world, &moved)
 }
 
-/// Discovery names only addresses where nobody is any more; a person knows better.
+/// Discovery knows only addresses where no member runs any more, so an operator gives the right
+/// one.
 #[test]
 fn a_newcomer_asks_the_cluster_where_a_person_says_that_it_is() -> Result<()> {
     let network = Network::loopback(2 * u8::try_from(SIZE)?);
@@ -379,7 +385,7 @@ fn a_newcomer_asks_the_cluster_where_a_person_says_that_it_is() -> Result<()> {
     newcomer.options.env = vec![("MUSTER_CRASH_AT".to_owned(), "added".to_owned())];
     newcomer.start()?;
     newcomer.exit_code(LIMIT)?;
-    // Discovery forgets where the members are, and no agent tells it.
+    // Discovery loses its knowledge of the members' addresses, and no agent runs to report them.
     first.kill();
     world.psql("DELETE FROM directory_reports; DELETE FROM directory")?;
     newcomer.options.env.clear();
@@ -397,8 +403,9 @@ fn a_newcomer_asks_the_cluster_where_a_person_says_that_it_is() -> Result<()> {
     serve(&world, &[&first.host, &newcomer.host])
 }
 
-/// A backup from before the recovery is restored after it: discovery knows the lost cluster only, until
-/// the survivor's agent shows it the recovery again. Then a newcomer joins the recovered cluster.
+/// A backup from before the recovery is restored after it, so discovery knows the lost cluster
+/// only. The survivor's agent must show it the recovery again. Then a newcomer joins the recovered
+/// cluster.
 #[test]
 fn discovery_that_a_restore_made_forget_the_recovery_follows_it_again() -> Result<()> {
     let mut world = World::start(Network::loopback(4), WorldOptions::default())?;
@@ -422,7 +429,7 @@ fn discovery_that_a_restore_made_forget_the_recovery_follows_it_again() -> Resul
     world.admin_command(&[&["restore", "--from", path_text(&backup)?], &places[..]].concat())?;
     world.start_discovery()?;
     until_told("an owner's word", LIMIT, || world.admin_command(&["db", "accept", "--yes"]).ok())?;
-    // An agent reports again within two minutes, and at its start.
+    // An agent reports at its start, and otherwise within two minutes.
     survivor.kill();
     survivor.start()?;
     followed(&world, &id).with_context(|| tail(&survivor.output(), 30))?;

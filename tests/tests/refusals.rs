@@ -1,4 +1,5 @@
-//! Bad input of every kind: a clear refusal, the right code, and nothing consumed.
+//! Invalid input of every kind must be refused with a clear message and the right exit code, and
+//! must use nothing up.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::world::WorldOptions;
 use muster_tests::harness::{Network, World, until_told};
 
-/// Far more than anything takes; only a failing test waits for it.
+/// Time limit of each wait; a test that passes waits much less.
 const SOON: Duration = Duration::from_secs(60);
 
 fn world(hosts: u8) -> Result<World> {
@@ -25,7 +26,7 @@ fn written(world: &World, name: &str, text: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Runs an agent with `bundle` until it ends; its exit code and all that it said.
+/// Runs an agent with `bundle` until it ends. Returns the exit code and all output.
 fn refused(world: &World, bundle: &str, name: &str) -> Result<(i32, String)> {
     let file = written(world, name, bundle)?;
     let mut agent = world.agent(0, &file);
@@ -37,7 +38,7 @@ fn refused(world: &World, bundle: &str, name: &str) -> Result<(i32, String)> {
     Ok((code, agent.output()))
 }
 
-/// The seats that the service counts for a cluster.
+/// Returns the number of seats that the service shows for a cluster.
 fn seats(world: &World, cluster: &str) -> Result<usize> {
     let shown = world.admin_json(&["cluster", "show", cluster])?;
     Ok(shown["seats"].as_array().context("seats are shown")?.len())
@@ -81,7 +82,7 @@ fn a_wrong_pin_stops_before_anything_is_sent() -> Result<()> {
         format!("{flipped}{}", &pin[1..])
     });
     let (code, said) = refused(&world, &wrong, "wrong-pin")?;
-    // Not 3: the network may have led it astray, and a later try may find the right service.
+    // Not 3: the network may have led the agent to a wrong service, so a later attempt may succeed.
     ensure!(code == 1, "exit code {code}, said {said}");
     ensure!(said.contains("pin"), "says nothing of the pin: {said}");
     ensure!(seats(&world, "demo")? == 0, "a wrong pin took a seat");
@@ -97,7 +98,7 @@ fn expired_revoked_and_foreign_tokens_are_refused() -> Result<()> {
     let short = world.path("short.bundle");
     let out = short.to_str().context("a path")?;
     let create = ["token", "create", "--cluster", "demo", "--out", out, "--ttl"];
-    // On a slow machine the shortest ones have ended before the service has them.
+    // On a slow machine the shortest tokens expire before the service has stored them.
     let made = [1, 4, 16].into_iter().find(|seconds| {
         world.admin_command(&[&create[..], &[&format!("{seconds}s")]].concat()).is_ok()
     });
@@ -120,7 +121,8 @@ fn expired_revoked_and_foreign_tokens_are_refused() -> Result<()> {
     let (code, said) = refused(&world, &bundle, "revoked")?;
     ensure!(code == 3 && said.contains("revoked"), "exit code {code}, said {said}");
 
-    // A token of one cluster under the name of another: the grant says which it is for.
+    // A token of one cluster in a bundle for another one. The grant names the cluster that it is
+    // for.
     let demo = fs_err::read_to_string(world.create_token("demo")?)?;
     let other = fs_err::read_to_string(world.create_token("other")?)?;
     let token = demo.trim().rsplit(' ').next().context("a token")?.to_owned();
@@ -192,7 +194,7 @@ fn a_record_changed_in_the_database_is_signed_by_nobody() -> Result<()> {
     let bundle = world.order("demo", 3)?;
     let mut agents = world.start_agents(0..2, &bundle)?;
     until_told("two seats to be taken", SOON, || (seats(&world, "demo").ok()? == 2).then_some(()))?;
-    // Another address in the record's payload, the signature left as it was.
+    // Change the address in the record's payload, and keep the signature.
     let changed = world.psql(
         "UPDATE agents SET record = split_part(record, '.', 1) || '.' || \
          replace(split_part(record, '.', 2), 'a', 'b') || '.' || split_part(record, '.', 3) \
@@ -250,7 +252,7 @@ fn an_admin_planted_in_the_database_can_do_nothing() -> Result<()> {
         .env("MUSTER_ADMIN_KEY", &key)
         .output()?;
     ensure!(!output.status.success(), "a planted admin was let in");
-    // The owner is who it was, and is told.
+    // The owner can still log in, and discovery's log reports the planted row.
     world.admin_command(&["cluster", "list"])?;
     let said = world.discovery.as_ref().context("discovery runs")?.output();
     ensure!(

@@ -1,5 +1,5 @@
-//! A member that its cluster has removed doesn't come back, whichever node it ran and however often
-//! it is started.
+//! A member that was removed from its cluster never comes back, whichever program its node runs and
+//! however often it is started.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use muster_tests::harness::{Agent, Host, Network, World, until};
 use muster_tests::stock;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// How often a supervisor starts it again.
+/// Number of restarts by a supervisor.
 const STARTS: usize = 20;
 
 fn three(world: &World, node: Option<&Path>) -> Result<Vec<Agent>> {
@@ -31,7 +31,8 @@ fn three(world: &World, node: Option<&Path>) -> Result<Vec<Agent>> {
     agents
 }
 
-/// Removes the member of `agent` with `etcdctl`, through the others, as soon as they let it.
+/// Removes the member of `agent` with `etcdctl` through the others, as soon as the cluster allows
+/// it.
 fn remove(world: &World, agent: &Agent, others: &[&Host]) -> Result<()> {
     let etcdctl = world.etcdctl("demo", others)?;
     let list = etcdctl.json(&["member", "list"])?;
@@ -57,7 +58,7 @@ fn doesnt_come_back(node: Option<&Path>) -> Result<()> {
     let data = removed.node_dir().join("member");
     ensure!(data.is_dir(), "the data is gone");
 
-    // Nobody has to answer for it to know.
+    // The agent must know of the removal without discovery.
     let etcdctl = world.etcdctl("demo", &hosts)?;
     world.kill_discovery();
     let term = || -> Result<u64> {
@@ -78,7 +79,7 @@ fn doesnt_come_back(node: Option<&Path>) -> Result<()> {
     ensure!(etcdctl.json(&["member", "list"])?["members"].as_array().map(Vec::len) == Some(2));
     ensure!(data.is_dir(), "the data is gone");
 
-    // The tombstone is wiped with the node's directory: the journal has its own.
+    // The node's tombstone is deleted with its directory. The journal has a tombstone of its own.
     fs_err::remove_dir_all(removed.node_dir())?;
     removed.start()?;
     ensure!(removed.exit_code(LIMIT)? == 3, "{}", removed.output());

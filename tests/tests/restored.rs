@@ -1,5 +1,5 @@
-//! What comes back from the past (a database from a backup, a data directory on another machine)
-//! forms no second cluster, and is told what to do; so is a ledger that two processes use.
+//! Restored state: a database from a backup, a data directory on another machine, or a ledger that
+//! two processes use. None may form a second cluster, and each must be refused with advice.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,28 +19,28 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Stops discovery and Postgres in order, keeps a copy of the database, starts both again.
+/// Stops discovery and Postgres in order, copies the database, and starts both again.
 fn back_up(world: &mut World) -> Result<()> {
     world.stop_discovery()?;
     copy(&world.postgres_dir(), &world.path("backup"))?;
     world.start_discovery()
 }
 
-/// Makes Postgres recover as from an archive, which ends in a new timeline: what a restore does.
+/// Makes Postgres run an archive recovery, which ends in a new timeline as after a restore.
 fn recover_as_a_new_timeline(data: &Path) -> Result<()> {
     let settings = data.join("postgresql.auto.conf");
     let text = fs_err::read_to_string(&settings)? + "restore_command = 'false'\n";
     fs_err::write(&settings, text)?;
     let signal = data.join("recovery.signal");
     fs_err::write(&signal, "")?;
-    // Postgres runs as whoever owns its data.
+    // Postgres runs as the owner of its data directory.
     let reference = format!("--reference={}", path_text(data)?);
     let status = Command::new("chown").args([&reference, path_text(&signal)?]).status()?;
     ensure!(status.success(), "chown failed");
     Ok(())
 }
 
-/// Puts the kept copy in the place of the database.
+/// Replaces the database by the copy.
 fn restore(world: &mut World) -> Result<()> {
     world.stop_discovery()?;
     fs_err::rename(world.postgres_dir(), world.path("postgres-of-today"))?;
@@ -55,7 +55,8 @@ fn raft_cluster(world: &World, hosts: &[Host]) -> Result<u64> {
     answer["header"]["cluster_id"].as_u64().context("a cluster id")
 }
 
-/// After the restore, three hosts that never saw the commit try with the same bundle.
+/// Checks that three hosts without knowledge of the commit can't form a cluster with the bundle
+/// after the restore.
 fn nobody_else_forms_it(world: &World, bundle: &Path, identity: u64) -> Result<()> {
     let mut late = world.start_agents(3..6, bundle)?;
     for agent in &mut late {
@@ -89,7 +90,7 @@ fn a_backup_from_before_the_freeze_forms_no_second_cluster() -> Result<()> {
     let identity = raft_cluster(&world, &world.network.hosts[..3])?;
 
     restore(&mut world)?;
-    // The process's own ledger has the commit that the database has forgotten.
+    // The process's own ledger has the commit that the database lacks.
     let said = world.discovery.as_ref().context("discovery runs")?.output();
     ensure!(said.contains("ledger"), "discovery says nothing of what it found:\n{said}");
     nobody_else_forms_it(&world, &bundle, identity)
@@ -141,7 +142,7 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
     recover_as_a_new_timeline(&world.postgres_dir().join("data"))?;
     world.start_discovery()?;
 
-    // Three hosts that never saw the commit: a full list, and yet nothing may be frozen.
+    // Three hosts that never saw the commit fill the list, but nothing may be frozen.
     let mut late = world.start_agents(3..6, &bundle)?;
     let explained = until_told("discovery to say why it waits", LIMIT, || {
         let text = world.admin_command(&["cluster", "explain", "demo"]).ok()?;
@@ -158,7 +159,7 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
         ensure!(code == 3, "after db accept {} ended with {code}", agent.host.name);
     }
 
-    // The members hold the document that the service has lost, and show it.
+    // The members have the document that the service lost, and send it.
     for agent in &mut members {
         agent.start()?;
     }
@@ -168,21 +169,21 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
     Ok(())
 }
 
-/// One of Postgres' own programs.
+/// Runs one of Postgres' own programs.
 fn postgres(program: &str, args: &[&str]) -> Result<()> {
     let output = Command::new(program).args(args).output().context(program.to_owned())?;
     ensure!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
 
-/// Two processes on one Postgres, of which the second formed a cluster and was killed, and the
-/// database as it was before.
+/// Two processes on one Postgres. The second one formed a cluster and was killed, and then the
+/// database was restored to an earlier dump.
 struct Restored {
     members: Vec<Agent>,
-    /// A host that never saw the commit, with the bundle of then.
+    /// Agent of a host that never saw the commit, started with the old bundle.
     late: Agent,
     identity: u64,
-    /// Last: its folder says which nodes the agents have to end.
+    /// Declared last and so dropped last: the agents find the nodes to kill by files in its folder.
     world: World,
 }
 
@@ -191,7 +192,8 @@ const SECOND: &str = "discovery-2";
 fn restored_without_who_formed_it() -> Result<Restored> {
     let options = WorldOptions { ports: vec![8443, 8444], ..WorldOptions::default() };
     let mut world = World::prepare(Network::loopback(4), options)?;
-    // The survivor has the Postgres. Hosts ask the first address first: it hands nobody a document.
+    // The surviving process owns Postgres. Hosts use the first address first, so this process
+    // delivers no document.
     let mut survivor = world.spawn_discovery("discovery", 8444, None)?;
     survivor.wait_for_output("listening", LIMIT)?;
     world.discovery = Some(survivor);
@@ -235,9 +237,10 @@ fn start_second(world: &World, port: u16) -> Result<Process> {
 }
 
 impl Restored {
-    /// The late host was sent away and runs nothing; the cluster is the one that it was.
+    /// Checks that the late host is refused and starts no node, and that the cluster is the
+    /// original one.
     fn ends_as_one_cluster(mut self) -> Result<()> {
-        // Those that go on running tell the service within minutes; one that is restarted, at once.
+        // Running agents report to the service within minutes, restarted ones at once.
         for agent in &mut self.members {
             ensure!(agent.terminate(LIMIT)? == 0, "{}", agent.output());
             agent.start()?;
@@ -274,7 +277,8 @@ fn a_dump_loaded_without_the_process_that_formed_the_cluster_goes_on_when_it_is_
         let [gone] = missing[..] else { return None };
         gone["id"].as_str().map(str::to_owned)
     })?;
-    // Nobody forgets one that was seen a minute ago, or had no minute to look at the dump.
+    // A process can't be forgotten within a minute after it was seen, nor within a minute after the
+    // dump was loaded.
     world.psql(&format!(
         "UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = '{gone}';
          UPDATE generation SET changed_us = changed_us - 61000000"
@@ -297,7 +301,7 @@ fn of_two_processes_on_copies_of_one_ledger_the_one_with_the_copy_ends_and_says_
     for said in ["two processes use copies of one ledger", "an empty --ledger of its own"] {
         ensure!(second.output().contains(said), "{said:?} is not said:\n{}", second.output());
     }
-    // Several sweeps later.
+    // Wait for several sweeps.
     std::thread::sleep(Duration::from_secs(4));
     let first = world.discovery.as_mut().context("discovery runs")?;
     ensure!(first.is_running(), "both ended:\n{}", first.output());

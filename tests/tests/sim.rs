@@ -1,4 +1,4 @@
-//! The seeded simulation, and the proof that it can fail.
+//! The simulation with seeds, and tests that it can fail.
 //!
 //! `SEED=… cargo test -p muster-tests --test sim` replays one history.
 
@@ -6,7 +6,7 @@
 
 use muster_tests::sim::{Guards, Options, campaign, replay};
 
-/// Histories in each test run.
+/// Number of histories in each test run.
 const HISTORIES: u64 = 2_000;
 const FIRST_SEED: u64 = 1;
 
@@ -26,7 +26,7 @@ fn every_invariant_holds_in_every_history() {
     }
     println!("{:?}", found.total);
     assert_eq!(found.histories, HISTORIES);
-    // Histories in which nothing happens would prove nothing.
+    // Histories without any events would prove nothing.
     let total = found.total;
     assert!(total.writes > 5 * HISTORIES && total.reads > 5 * HISTORIES);
     assert!(total.crashes > HISTORIES && total.elections >= 3 * HISTORIES);
@@ -61,7 +61,7 @@ fn a_history_is_a_function_of_its_seed() {
     }
 }
 
-/// The bugs that must be found exist in builds with debug assertions only.
+/// The bugs that must be found exist only in builds with debug assertions.
 #[cfg(debug_assertions)]
 mod bugs_put_back {
     use super::*;
@@ -76,10 +76,10 @@ mod bugs_put_back {
         is_found_from(1, options, histories, by);
     }
 
-    /// The same, in histories of which the first is that of the seed `first`.
+    /// Checks that the bug is found in histories whose seeds begin with `first`.
     #[track_caller]
     fn is_found_from(first: u64, options: Options, histories: u64, by: &[&str]) {
-        // Longer histories than the default: more room for a bug to show.
+        // These histories are longer than the default, so that a bug has more time to show.
         let options = Options { duration: 2_500_000, ..options };
         let found = campaign(first, histories, 2, options, |_| ());
         let outcome = found.failure.expect("the bug was not found");
@@ -95,7 +95,7 @@ mod bugs_put_back {
         is_found(Guards::VOTE_BEFORE_SYNC, 500, &by);
     }
 
-    /// What may break when entries that were acknowledged are gone after a crash.
+    /// Invariants that may be violated when acknowledged entries are lost in a crash.
     const LOST_ENTRIES: [&str; 14] = [
         "commits are on a quorum's disks",
         "leader completeness",
@@ -158,7 +158,8 @@ mod bugs_put_back {
         is_found(Guards::PROMOTE_LAGGING, 1_000, &["who is promoted is in sync"]);
     }
 
-    /// The store and consensus, or two members, count different ones.
+    /// Invariants that are violated when the store and consensus, or two members, have different
+    /// member lists.
     const TWO_TABLES: [&str; 3] =
         ["member tables are the model's", "configuration equals table", "no panic"];
 
@@ -182,17 +183,19 @@ mod bugs_put_back {
         is_found(Guards::OLD_IMAGE_VOTES, 2_000, &["who has forgotten doesn't act"]);
     }
 
-    /// Who was away knows nobody that came meanwhile, and looks for those that moved in the old place.
+    /// Without it, a returning member doesn't know new members, and tries to reach moved ones at
+    /// their old addresses.
     #[test]
     fn members_that_do_not_say_who_the_members_are() {
         let options = Options { censuses: false, ..Options::default() };
         is_found_with(options, 1_000, &["progress after the faults", "every request is answered"]);
     }
 
-    /// A leader that was deposed without knowing it ends what its successor keeps alive.
+    /// A deposed leader that doesn't know of its successor expires a lease that the successor keeps
+    /// alive.
     #[test]
     fn a_deposed_leader_that_ends_leases() {
-        // The first 2,000 histories don't show it.
+        // The first 2,000 histories don't show this bug.
         let options = Options { guards: Guards::DEPOSED_CLOCK_COUNTS, ..Options::default() };
         is_found_from(2_001, options, 2_000, &["leases don't end early"]);
     }

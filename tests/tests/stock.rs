@@ -1,5 +1,6 @@
-//! Stock etcd under the agent: the oldest that distributions have and the newest, on loopback
-//! addresses (where a peer calls from another address than its own) and on hosts of their own.
+//! Stock etcd under the agent, in the oldest version of distributions and the newest. It runs on
+//! loopback addresses, where a peer connects from another address than its own, and on separate
+//! hosts.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -60,8 +61,9 @@ fn forms(etcd: &Path, network: Network) -> Result<()> {
     Ok(())
 }
 
-/// A client that ends while its other connections are being made is told of as rejected, too: etcdctl
-/// does, and nobody refused it. What etcd reads then is the end, or a reset.
+/// Whether the log line reports a rejected connection. Connections that a client such as etcdctl
+/// closes while they are opened are reported as well. For those etcd reads EOF or a reset, and they
+/// don't count.
 fn is_rejection(line: &str) -> bool {
     let ended = line.contains("\"EOF\"") || line.contains("connection reset by peer");
     line.contains("rejected connection") && !ended
@@ -89,8 +91,8 @@ fn the_newest_etcd_forms_on_hosts_of_their_own() -> Result<()> {
     forms(&etcd, network)
 }
 
-/// With the check switched on again no two nodes speak to each other, and whoever asks is told so in
-/// the nodes' own words.
+/// With the SAN verification on, no two nodes can connect. `status` and `cluster explain` must show
+/// the errors in the nodes' logs.
 #[test]
 fn nodes_that_find_no_leader_say_why_in_status_and_explain() -> Result<()> {
     let Some(etcd) = newest() else { return Ok(()) };
@@ -117,7 +119,7 @@ fn says_why(text: &Value) -> bool {
     })
 }
 
-/// A command that has to succeed; what it prints.
+/// Runs a command that must succeed, and returns its output.
 fn tool(host: &Host, path: &Path, args: &[&str]) -> Result<String> {
     let output = host.command(path).env("ETCDCTL_API", "3").args(args).output()?;
     let said = String::from_utf8_lossy(&output.stderr);

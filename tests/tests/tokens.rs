@@ -1,5 +1,5 @@
-//! Signed tokens between stock etcd and muster-node: with one key, what one of them signs counts with the
-//! other, as far as the revision of users and roles is the same.
+//! Signed tokens between stock etcd and `muster-node`. With the same key each must accept the
+//! other's tokens, if the revisions of their auth stores are equal.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +18,7 @@ use tonic::{Request, Status};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// One of each kind, and a key in a format that etcd's library takes.
+/// One signing method of each kind, with a key in a format that etcd's library accepts.
 const METHODS: [(&str, &str); 5] = [
     ("RS256", "rsa.pem"),
     ("PS512", "rsa-pkcs8.pem"),
@@ -101,7 +101,7 @@ async fn both_ways(etcd: &Path, tool: &Path, method: &str, key: &str) -> Result<
         let given = token(&nodes[from]).await?;
         get(&nodes[to], &given).await?.with_context(|| format!("{method}: {from} to {to}"))?;
     }
-    // One user more, and both say the same of what was signed before.
+    // After a user was added, both must refuse the earlier token with the same error.
     let before = token(&nodes[0]).await?;
     let mut said = Vec::new();
     for node in &nodes {

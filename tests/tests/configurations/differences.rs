@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 
-/// Which of the two programs refuses a configuration that the other one starts with.
+/// Direction of a difference: the program that refuses a configuration the other one starts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     RefusedHere,

@@ -1,4 +1,4 @@
-//! `etcdctl check`: what it finds of both, apart from how fast they are and how much memory they take.
+//! `etcdctl check` on both programs. The results must be equal except for speed and memory.
 
 use std::path::Path;
 
@@ -10,9 +10,9 @@ use rustix::process::Signal;
 use crate::pair::{Cluster, Pair};
 use crate::running::{LIMIT, Output, Running};
 
-/// Puts after which a check of the speed is told to end; of its own accord it takes a minute.
+/// Number of puts after which the speed check is interrupted; by itself it would take a minute.
 const PUTS: u64 = 100;
-/// What it says in the end, but for the figures.
+/// Beginnings of the lines with its results.
 const VERDICTS: [&str; 3] = ["Throughput ", "Slowest request took ", "Stddev "];
 
 #[test]
@@ -44,7 +44,7 @@ fn speed(cluster: &mut Cluster) -> Result<Output> {
     check.end()
 }
 
-/// How many keys of checks there are.
+/// Returns the number of keys that checks have written.
 fn keys(cluster: &Cluster) -> Result<u64> {
     let said = run(cluster, "get /etcdctl-check --prefix --count-only -w fields")?.out;
     let count = said.lines().find_map(|line| line.strip_prefix("\"Count\" : "));

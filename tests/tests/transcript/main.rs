@@ -1,6 +1,7 @@
-//! What `etcdctl` prints, and its exit code, of stock etcd and of muster-node: the lines of `etcdctl.txt`, one
-//! after the other, said to a cluster of one of each. What differs by nature is masked: ids, addresses,
-//! terms, times. What differs besides is listed there with its reason, and has to.
+//! Compares the output and exit code of `etcdctl` on stock etcd and on `muster-node`. The lines of
+//! `etcdctl.txt` are run one after another on a one-member cluster of each. Values that always
+//! differ are masked: ids, addresses, terms and times. Every other difference must be listed there
+//! with its reason, and must occur.
 
 mod checks;
 mod mask;
@@ -24,13 +25,13 @@ fn the_newest_etcdctl_prints_the_same() -> Result<()> {
     stock::newest_etcdctl(work).map_or(Ok(()), |etcdctl| compare(&etcdctl, true))
 }
 
-/// It lacks some of the commands: those are refused alike.
+/// The oldest etcdctl lacks some of the commands, and must refuse them alike on both.
 #[test]
 fn the_oldest_etcdctl_prints_the_same() -> Result<()> {
     stock::oldest_etcdctl().map_or(Ok(()), |etcdctl| compare(&etcdctl, false))
 }
 
-/// To the `newest`, what is listed as other has to be.
+/// Runs the script on both programs. With `newest`, a line that is listed as different must differ.
 fn compare(etcdctl: &Path, newest: bool) -> Result<()> {
     let Some(mut pair) = Pair::start(etcdctl)? else { return Ok(()) };
     let mut wrong = Vec::new();

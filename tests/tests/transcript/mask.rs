@@ -1,6 +1,6 @@
-//! What two clusters can't have in common.
+//! Masks values in outputs that differ between any two clusters.
 
-/// What stands before a number or an id that is masked.
+/// Labels of numbers and ids that are masked.
 const LABELS: [&str; 15] = [
     "\"raft_term\":",
     "\"RaftTerm\" : ",
@@ -18,7 +18,8 @@ const LABELS: [&str; 15] = [
     "\"ttl\":",
     "\"TTL\" : ",
 ];
-/// Ids have 16 hexadecimal digits, or up to 20 decimal ones; shorter ones are rare.
+/// Minimum length of an id in digits. Ids have 16 hexadecimal or up to 20 decimal digits; ones
+/// shorter than this are rare.
 const ID_DIGITS: usize = 13;
 const TIME_UNITS: [&str; 3] = ["ms", "µs", "s"];
 
@@ -31,9 +32,9 @@ pub(crate) fn masked(text: &str, address: &str) -> String {
     words(&text)
 }
 
-/// Of what the client's own log says, the server's refusal.
+/// Returns a line without the client's own log, except for the server's error in it.
 fn said(line: &str) -> &str {
-    // The oldest's begins with the time.
+    // The oldest etcdctl's log lines begin with a timestamp.
     if let Some(at) = line.find(" | pkg/") {
         return &line[at..];
     }
@@ -45,7 +46,7 @@ fn said(line: &str) -> &str {
     }
 }
 
-/// A table's line without what its columns' widths add, which are those of ids and times.
+/// Removes from a table's line the padding that depends on the widths of ids and times.
 fn narrow(line: &str) -> String {
     let is_table = line.starts_with(['┌', '├', '└', '│', '+', '|']);
     let mut before = None;
@@ -53,7 +54,7 @@ fn narrow(line: &str) -> String {
     line.chars().filter(|&c| !fills(c, before.replace(c))).collect()
 }
 
-/// The text with the number or the id after each label left out.
+/// Masks the number or id after each label.
 fn after(text: &str, label: &str) -> String {
     let mut parts = text.split(label);
     let mut masked = parts.next().unwrap_or_default().to_owned();
@@ -66,14 +67,14 @@ fn after(text: &str, label: &str) -> String {
     masked
 }
 
-/// The text without ids and times.
+/// Masks ids and times.
 fn words(text: &str) -> String {
     let mut masked = String::new();
     let mut rest = text;
     while !rest.is_empty() {
         let is_word = |c: char| c.is_alphanumeric() || c == '.';
         let end = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
-        // A sentence may end with it.
+        // The dot may be the end of a sentence.
         let word = rest[..end].trim_end_matches('.').len();
         masked.push_str(match &rest[..word] {
             id if id.len() >= ID_DIGITS && id.bytes().all(|b| b.is_ascii_hexdigit()) => "ID",

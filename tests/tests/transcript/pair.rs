@@ -1,4 +1,5 @@
-//! A cluster of one of stock etcd, one of muster-node, and what both say to a line.
+//! A one-member cluster of stock etcd and one of `muster-node`, and their results for a line of the
+//! script.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,10 +15,10 @@ use crate::mask;
 use crate::running::{LIMIT, Output, Running, unrepeated};
 use crate::script::{Line, Way};
 
-/// What became of a line.
+/// Masked result of a line.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Said {
-    /// `None` of a command that was ended.
+    /// Exit code; `None` if the command was killed.
     code: Option<i32>,
     out: String,
     err: String,
@@ -29,7 +30,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// `None` where there is no stock etcd to compare with.
+    /// Starts both clusters. Returns `None` without a stock etcd to compare with.
     pub(crate) fn start(etcdctl: &Path) -> Result<Option<Self>> {
         let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
         let (Some(etcd), Some(etcdutl)) = (stock::newest(work), stock::newest_etcdutl(work)) else {
@@ -58,7 +59,7 @@ impl Pair {
         Ok(Some(Self { theirs: start(0, &etcd)?, ours: start(1, &muster_node)? }))
     }
 
-    /// What both say to a line, at the same time.
+    /// Runs a line on both clusters at the same time, and returns both results.
     pub(crate) fn said(&mut self, line: &Line<'_>) -> Result<[Said; 2]> {
         self.both(|cluster| cluster.said(line))
     }
@@ -79,13 +80,13 @@ impl Pair {
 
 pub(crate) struct Cluster {
     pub(crate) node: Node,
-    /// Where the other one is.
+    /// Client URL of the other cluster.
     other: String,
-    /// What it granted last.
+    /// Id of the lease that this cluster granted last.
     lease: String,
-    /// What goes on beside the lines.
+    /// Background command, which runs while further lines are run.
     beside: Option<Running>,
-    /// `etcdctl`, `etcdutl` and `muster-node`.
+    /// Paths of `etcdctl`, `etcdutl` and `muster-node`.
     programs: [PathBuf; 3],
     folder: TempDir,
 }
@@ -115,7 +116,8 @@ impl Cluster {
             }
             Way::BesideEnds => {
                 let output = self.beside.take().context("nothing goes on")?.cut_off()?;
-                // Whether it was ended or has ended is a matter of time.
+                // Whether it was killed or ended by itself depends on timing, so the exit code is
+                // left out.
                 Output { code: None, out: unrepeated(&output.out).concat(), err: String::new() }
             }
         };
@@ -134,7 +136,7 @@ impl Cluster {
         Ok(running)
     }
 
-    /// The command that these words say.
+    /// Returns the command of these words, with the placeholders replaced.
     pub(crate) fn command(&self, words: &[String]) -> Command {
         let url = client_url(&self.node.host);
         let says_where = ["--endpoints=", "ETCDCTL_ENDPOINTS="];

@@ -1,4 +1,4 @@
-//! A program that runs: what it is given, what it has said, and its end.
+//! A running program: its input, its output so far, and its end.
 
 use std::io::{Read, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -12,19 +12,19 @@ use rustix::process::Signal;
 
 use crate::script::Step;
 
-/// Of everything that is waited for.
+/// Time limit of each wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// What it has said when it ended.
+/// Output of a program that has ended.
 #[derive(Debug)]
 pub(crate) struct Output {
-    /// `None` of what was ended.
+    /// Exit code; `None` if the program was killed.
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-/// It ends with this.
+/// A running program, killed when this is dropped.
 pub(crate) struct Running {
     child: Child,
     input: Option<ChildStdin>,
@@ -46,7 +46,7 @@ impl Running {
         for step in steps {
             match (step, &mut self.input) {
                 (Step::Said(lines), _) => self.said(*lines)?,
-                // Who wants none of it may be gone.
+                // A program that doesn't read its input may have ended, so an error is ignored.
                 (Step::Write(text), Some(input)) => drop(input.write_all(text.as_bytes())),
                 (Step::Write(_), None) => {}
             }
@@ -54,12 +54,13 @@ impl Running {
         Ok(())
     }
 
-    /// Waits until it has said so many lines, or has ended.
+    /// Waits until the program has printed `lines` lines, or has ended.
     pub(crate) fn said(&mut self, lines: usize) -> Result<()> {
         self.until(lines, |text| whole_lines(text).len())
     }
 
-    /// The same of lines of which those that are repeated count but once.
+    /// Waits until the program has printed `lines` lines, or has ended. A line equal to the one
+    /// before doesn't count.
     pub(crate) fn said_other(&mut self, lines: usize) -> Result<()> {
         self.until(lines, |text| unrepeated(text).len())
     }
@@ -74,7 +75,7 @@ impl Running {
         self.child.try_wait().is_ok_and(|end| end.is_some())
     }
 
-    /// What it has said once it has ended by itself, at the end of its input at the latest.
+    /// Closes the input, waits until the program ends, and returns its output.
     pub(crate) fn end(mut self) -> Result<Output> {
         self.input = None;
         let heard = self.out.whole().and_then(|()| self.err.whole());
@@ -83,7 +84,7 @@ impl Running {
         Ok(Output { code, out: self.out.text(), err: self.err.text() })
     }
 
-    /// What it has said until now, at which it is ended, unless it has ended.
+    /// Kills the program unless it has ended, and returns its output so far.
     pub(crate) fn cut_off(mut self) -> Result<Output> {
         if self.has_ended() {
             return self.end();
@@ -91,7 +92,6 @@ impl Running {
         Ok(Output { code: None, out: self.out.text(), err: String::new() })
     }
 
-    /// Sends it a signal.
     pub(crate) fn signal(&self, signal: Signal) {
         muster_tests::harness::process::signal(self.child.id(), signal);
     }
@@ -104,7 +104,7 @@ impl Drop for Running {
     }
 }
 
-/// What has come out of a pipe so far, and whether there was an end of it.
+/// The bytes read from a pipe so far, and a signal at its end.
 struct Heard {
     bytes: Arc<Mutex<Vec<u8>>>,
     ended: Receiver<()>,
@@ -121,7 +121,7 @@ impl Heard {
                 let mut bytes = hears.lock().unwrap_or_else(PoisonError::into_inner);
                 bytes.extend_from_slice(&piece[..count]);
             }
-            // Nobody may listen any more.
+            // The receiver may be gone.
             let _ = end.send(());
         });
         Self { bytes, ended }
@@ -141,7 +141,7 @@ fn whole_lines(text: &str) -> Vec<&str> {
     text.split_inclusive('\n').filter(|line| line.ends_with('\n')).collect()
 }
 
-/// The lines without those that say what the one before says.
+/// Returns the complete lines without those that are equal to the line before.
 pub(crate) fn unrepeated(text: &str) -> Vec<&str> {
     let mut lines = whole_lines(text);
     lines.dedup();

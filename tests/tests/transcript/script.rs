@@ -1,32 +1,41 @@
-//! The script: a command line per line, for `etcdctl` unless its first word is `etcdutl` or `muster-node`.
+//! Parser for the script. Each line is a command for `etcdctl`, unless its first word is `etcdutl`
+//! or `muster-node`.
 //!
-//! `"…"` is one word, also an empty one; `NAME=value` before the command is its environment. Within words,
-//! `$URL` is where the cluster is (`etcdctl` is told so by `--endpoints`, unless the line says it itself), `$OTHER`
-//! where the other cluster is, `$LEASE` the lease that the cluster granted last, `$DIR` a folder of the cluster's own.
+//! `"…"` is one word, which may be empty. `NAME=value` before the command sets a variable of its
+//! environment. Placeholders within words:
 //!
-//! Before the command, in this order:
-//! - `+`: it is for the newest tools only; the oldest lack a flag of it, and other lines wait for what it does.
-//! - `~N`: it doesn't end by itself, but is ended once it has said N lines.
-//! - `@N`: it is said again until it answers N lines.
-//! - `&`: it goes on beside the lines that follow. There `&N` waits until it has said N lines, and `&` ends it
-//!   and compares what it said; lines that it repeats count once.
-//! - `<<`: what follows ` ::` is its input, `\n` in it a line's end, `>>N` a wait until it has said N lines.
+//! - `$URL`: the cluster's client URL. `etcdctl` gets it with `--endpoints`, unless the line sets
+//!   endpoints itself.
+//! - `$OTHER`: the other cluster's client URL.
+//! - `$LEASE`: the lease that the cluster granted last.
+//! - `$DIR`: a folder of the cluster.
 //!
-//! A line `! why` says that of the next one the two programs say different things.
+//! Signs before the command, in this order:
+//!
+//! - `+`: the line is for the newest tools only. The oldest lack one of its flags, or it depends on
+//!   such a line.
+//! - `~N`: the command doesn't end by itself; it is killed after N lines of output.
+//! - `@N`: the command is repeated until it prints N lines.
+//! - `&`: the command runs in the background during the following lines. There `&N` waits until it
+//!   has printed N lines, and `&` kills it and compares its output. Repeated lines count once.
+//! - `<<`: the text after ` ::` is the input. `\n` in it is a line break, and `>>N` waits for N
+//!   lines of output.
+//!
+//! A line `! why` means that the two programs print different results for the next line, and why.
 
-/// A line of it.
+/// A command line of the script, with its signs.
 #[derive(Debug)]
 pub(crate) struct Line<'a> {
     pub(crate) text: &'a str,
     pub(crate) newest_only: bool,
     pub(crate) way: Way,
-    /// Empty where the line is about what goes on beside.
+    /// Words of the command; empty if the line is about the background command.
     pub(crate) words: Vec<String>,
     pub(crate) input: Vec<Step>,
     pub(crate) differs: Option<&'a str>,
 }
 
-/// When a command has ended, or what is done until then.
+/// Condition for the end of a command, or an action on the background command.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Way {
     ByItself,
@@ -70,7 +79,7 @@ pub(crate) fn lines(script: &str) -> impl Iterator<Item = Line<'_>> {
     )
 }
 
-/// The way that the signs before a command say, and the rest of the line.
+/// Parses the signs before a command. Returns their meaning and the rest of the line.
 fn way(text: &str) -> (Way, &str) {
     let (sign, rest) = text.split_once(' ').unwrap_or((text, ""));
     let number = |digits: &str| digits.parse().expect("a number of lines");
