@@ -26,7 +26,7 @@ const MAX_LINKS: u32 = 40;
 /// first.
 ///
 /// # Errors
-/// Fails if the folder isn't ours or if group or others may write to it.
+/// Fails if the folder belongs to another user, or if group or others may write to it.
 ///
 /// Fails also if another user could swap the folder: a parent, or a link on the path, belongs
 /// neither to root nor to us, or everybody may write to a parent.
@@ -101,7 +101,7 @@ pub fn open_folder(path: &Path) -> io::Result<File> {
 }
 
 /// Opens the folder at `path` with `O_PATH`, so that the descriptor is only good to reach files in
-/// it. Follows only links that are ours or root's, in folders that nobody else may write to.
+/// it. Follows only links that root or our user owns, in folders that no other user may write to.
 pub(crate) fn reach(path: &Path) -> Result<OwnedFd, Error> {
     let mut walked = Way { above: Above::Inside, us: us() }.walk(path)?;
     let (folder, _) = walked.folders.pop().expect("the root at least");
@@ -444,7 +444,7 @@ mod tests {
             std::os::unix::fs::lchown(link.path(), Some(THEM), None).unwrap();
         }
         let owner = link.path().symlink_metadata().unwrap().uid();
-        // To any user but the link's owner, the link belongs to somebody else.
+        // Run the check as a user who is not the owner of the link.
         let closed = |us| Way { above: Above::Closed, us };
         let refused = closed(owner + 1).walk(link.path()).err().unwrap();
         assert!(matches!(refused, Error::NotOurs { path, .. } if path == link.path()));

@@ -1,4 +1,5 @@
-//! Opening of our own files: without following links, and without waiting on a pipe.
+//! Opening of files in folders that only our user may write to: without following links, and
+//! without waiting on a pipe.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read};
@@ -9,7 +10,8 @@ use rustix::fs::OFlags;
 
 use crate::Error;
 
-/// Opens a file of ours with `options`. A file that this creates gets mode 0600.
+/// Opens a file in a folder that only our user may write to, with `options`. A file that this
+/// creates gets mode 0600.
 ///
 /// # Errors
 /// Fails if it is no regular file, or has more than one hard link.
@@ -29,7 +31,8 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Reads a file of ours. Returns `None` if there is no such file.
+/// Reads a file in a folder that only our user may write to. Returns `None` if there is no such
+/// file.
 ///
 /// # Errors
 /// Fails as [`open`] does, and if the file has more than `max_bytes`.

@@ -1,4 +1,5 @@
-//! A full disk and a failing disk: the log names the problem, and no later write is acknowledged.
+//! A full disk refuses writes until there is space again. A failed sync ends the process, and no
+//! write is acknowledged after it. The log names the problem in both cases.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 

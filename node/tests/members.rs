@@ -236,7 +236,7 @@ async fn what_cannot_be_is_refused_with_etcds_words_and_changes_nothing() {
     assert_eq!(refused(remove(asked, ids[0]).await), unhealthy);
     healthy(async || remove(asked, ids[2]).await).await;
     assert_eq!(refused(remove(asked, ids[2]).await), unknown);
-    // With two members left, both are needed for a quorum of two.
+    // With two members left, both are needed for a quorum.
     let last = healthy(async || remove(asked, ids[0]).await).await;
     let () = last;
     assert_eq!(members[0].exit_code(), Some(3));

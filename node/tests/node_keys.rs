@@ -1,5 +1,5 @@
-//! Tests of the key that may act for a joining member. Depending on the cluster it is the key given with the
-//! addition, the key of the member's first start, or any key certified by the peer CA.
+//! Tests of the keys that may act for a joining member. Depending on the cluster this is: the key
+//! given with the addition, the key of the first start, or any key that the peer CA certified.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 

@@ -122,8 +122,9 @@ async fn a_removed_member_that_was_wiped_is_not_expected_by_anybody() {
     cluster.restarts("an empty directory, as new", 3, wipe).await;
 }
 
-/// Simulates a process that ended after its removal and before it wrote its tombstone. Members that
-/// don't know of the commit may need it, so it stays until a member that knows tells it.
+/// Simulates a member whose process ended after the removal was committed, and before it wrote its
+/// tombstone. Members that don't know of the commit may still need it. So it goes on until a voter
+/// confirms the removal.
 #[tokio::test]
 async fn a_removed_member_without_its_tombstone_stays_until_it_is_told_again() {
     let root = tempfile::tempdir().unwrap();

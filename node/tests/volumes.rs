@@ -247,7 +247,8 @@ fn what_another_user_has_prepared_is_refused_by_its_name_and_left_alone() {
     }
 }
 
-/// Simulates another user who moves the member's directory away and puts an own one in its place.
+/// Simulates another user who moves the member's directory away, and creates a directory with that
+/// name.
 #[test]
 fn a_directory_that_another_user_has_put_in_the_members_place_is_refused() {
     if !is_root() {

@@ -96,7 +96,7 @@ async fn write(
 }
 
 fn kill_at_random(agents: &[Agent], next: &AtomicUsize) -> Result<()> {
-    // A fixed seed, so that each run has the same kills.
+    // A fixed seed, so that every run kills in the same order.
     let mut rng = Rng::new(0x5EED_0F4B_1D05);
     for kill in 1..=KILLS {
         let due = kill * WRITES / (KILLS + 1);

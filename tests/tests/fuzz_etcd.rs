@@ -60,7 +60,7 @@ async fn locks_and_elections_are_stock_etcds() -> Result<()> {
     alike(Subject::Lines, LINE_REQUESTS).await
 }
 
-/// With one member, no answer depends on timing.
+/// The cluster has one member, so that no answer depends on timing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_change_as_stock_etcds_do() -> Result<()> {
     let Some(etcd) = etcd().await else { return Ok(()) };

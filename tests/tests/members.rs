@@ -49,12 +49,13 @@ fn three_grow_to_five_and_shrink_to_three_under_a_writer() -> Result<()> {
         let stale = machines.refused(&add, 1)?;
         ensure!(stale.contains("stale"), "{stale}");
         machines.join(number, &added)?;
-        // By its id, since it has no name before it has started. The command waits for that.
+        // Promote it by its id, since it has no name before it has started. The command waits for
+        // that.
         let id = added["member_id"].as_str().context("an id")?;
         machines.done(&["promote", id])?;
     }
     machines.wait_voters(&["n1", "n2", "n3", "n4", "n5"])?;
-    // Remove the leader twice. The writer can still use the members that are left.
+    // Remove the leader twice. At least one of the writer's three members is left.
     for _ in 0..2 {
         let gone = leader(&machines)?;
         let name = machines.all[gone].name.clone();

@@ -347,8 +347,8 @@ fn a_newcomer_believes_a_recovery_that_an_operator_signed_and_no_other() -> Resu
     let made = make(&world, &agents[0], &[])?;
     ensure!(made.status.success(), "{}", text(&made));
     agents[0].start()?;
-    // The newcomer is added and then killed. The other agent is killed too, so that nobody corrects
-    // the stored recoveries.
+    // The newcomer is added and then killed. The other agent is killed too, so that no agent
+    // corrects the stored recoveries.
     let mut newcomer = joins(&world, 1, None, &[("MUSTER_CRASH_AT", "added")])?;
     newcomer.exit_code(LIMIT)?;
     let signed = etcdctl.run(&["get", RECOVERIES, "--print-value-only"])?;

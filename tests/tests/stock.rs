@@ -61,9 +61,8 @@ fn forms(etcd: &Path, network: Network) -> Result<()> {
     Ok(())
 }
 
-/// Whether the log line reports a rejected connection. Connections that a client such as etcdctl
-/// closes while they are opened are reported as well. For those etcd reads EOF or a reset, and they
-/// don't count.
+/// Whether the log line reports a rejected connection. etcd also logs connections that a client such
+/// as etcdctl closes too early, with the error EOF or reset; these don't count.
 fn is_rejection(line: &str) -> bool {
     let ended = line.contains("\"EOF\"") || line.contains("connection reset by peer");
     line.contains("rejected connection") && !ended

@@ -5,8 +5,8 @@
 //! affects both. CPU time is that of the three servers by the kernel's count, read before and after
 //! each load.
 //!
-//! There are two more modes, which measure one program after the other, so that neither runs beside
-//! the other's load:
+//! There are two more modes. They measure one program after the other, so that neither disturbs the
+//! other:
 //!
 //! - `--mode reconfigure`: the cost of membership changes.
 //! - `--mode services`: the cost of watches, leases, keys and users.

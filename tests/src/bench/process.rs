@@ -11,8 +11,8 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Clock ticks per second in `/proc/PID/stat` (USER_HZ), which is 100 on Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Shell script that kills the process in `$0` when its standard input is closed. That happens when
-/// this program ends.
+/// Shell script that kills the process with the id `$0` when its standard input is closed. That
+/// happens at the latest when this program ends.
 const WATCHDOG: &str = "read -r never; kill -9 $0";
 
 /// A running server. Dropping it kills the process and waits for its end. If this program is killed

@@ -54,9 +54,9 @@ pub(super) async fn run(
         say(&format!("changing the members of {name} {} times", wanted.changes));
         let mut seen = Seen::default();
         for _ in 0..wanted.changes {
-            // A new cluster each time. A new member of etcd 3.7.3 that receives more than 5,000
-            // entries fails its own publish request with "too many requests" for ever (`publishV3`
-            // in its server.go).
+            // A new cluster each time, so that no new member receives more than 5,000 entries. In etcd
+            // 3.7.3 such a member refuses its own publish request with "too many requests" for ever
+            // (`publishV3` in its server.go).
             let mut cluster = Cluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT]).await?;
             seen.round(&mut cluster).await?;
             drop(cluster);

@@ -23,8 +23,7 @@ pub struct AgentOptions {
     pub args: Vec<String>,
     /// Extra environment variables of the agent.
     pub env: Vec<(String, String)>,
-    /// Program and arguments that wrap the agent, such as `setpriv`; empty to run the agent
-    /// directly.
+    /// Program and arguments that run the agent, such as `strace`; empty to run it directly.
     pub through: Vec<String>,
 }
 

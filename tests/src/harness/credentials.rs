@@ -24,8 +24,8 @@ impl Credentials {
     pub fn make(dir: &Path, hosts: &[String]) -> Result<Self> {
         fs_err::create_dir_all(dir)?;
         let mut ca = CertificateParams::new(Vec::new())?;
-        // Without a name of its own for the CA, issuer and subject of the certificate are equal.
-        // Some programs take that for self-signed.
+        // If the CA had no name of its own, issuer and subject of the certificate would be equal. Some
+        // programs take such a certificate for self-signed.
         ca.distinguished_name.push(DnType::CommonName, "tests' CA");
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         ca.key_usages = vec![KeyUsagePurpose::KeyCertSign];

@@ -1,7 +1,7 @@
 //! Runs the built programs as a user would: real processes, real TLS, real Postgres, real disks.
 //!
-//! A [`world::World`] is one discovery service with its admin, on a [`network::Network`] of hosts
-//! that are network namespaces where the machine allows it and loopback addresses elsewhere.
+//! A [`world::World`] is one discovery service with its admin, on a [`network::Network`] of hosts.
+//! A host is a network namespace where the machine allows it, otherwise a loopback address.
 //! Everything a world starts is killed by its process id when the world is dropped.
 
 pub mod agents;

@@ -65,8 +65,8 @@ impl World {
 
     /// Prepares a world as [`World::start`] does, but doesn't start discovery.
     pub fn prepare(network: Network, options: WorldOptions) -> Result<Self> {
-        // In /tmp, because an unprivileged Postgres must reach its socket, whose path may have 107
-        // bytes.
+        // In /tmp, because an unprivileged Postgres must reach its socket there, whose path may
+        // have at most 107 bytes.
         let mut folder = tempfile::Builder::new().prefix("muster-").tempdir_in("/tmp")?;
         // Keeps the folder of a failed test, if the variable is set.
         folder.disable_cleanup(std::env::var_os("MUSTER_TEST_KEEP").is_some());

@@ -1,9 +1,11 @@
 //! Checks all requests in the order of their revisions, in which every answer must be right.
 //!
 //! A change is placed at its revision. A request without a change is placed after the change whose
-//! revision its answer has. This order must agree with real time. A request that begins when a
-//! client or watcher knows a revision must be answered at that revision or a later one, and at a
-//! later one if it makes a revision. Only serializable reads may return older data.
+//! revision its answer has.
+//!
+//! This order must agree with real time. If some client or watcher knows revision R when a request
+//! begins, the request must be answered at R or later. If it makes a revision, that must be later
+//! than R. Only serializable reads may return older data.
 //!
 //! So a lost write, a stale read, and a value that no client wrote are all detected. Either the
 //! answer differs from the model's, or it comes too late in the order.

@@ -118,7 +118,7 @@ fn compare(starts: &Starts, programs: &Programs, cases: Vec<(Case, Way)>) -> Res
     let mut outcomes = starts.run(jobs.map(before).collect())?.into_iter();
     for compared in compared.iter_mut().filter(|compared| missing(compared)) {
         compared.etcd = outcomes.next().context("an outcome of the older etcd")?;
-        // The flag is one of etcd 3.5; the unit tests of the flags cover those.
+        // The flag is one of etcd 3.5. The unit tests of the flags cover such flags.
         if missing(compared) {
             compared.etcd = Outcome::Started;
         }

@@ -110,8 +110,8 @@ impl Shell {
         };
         let mut learned = vec![(list["header"]["cluster_id"].as_u64(), "$cluster".to_owned())];
         for member in list["members"].as_array().into_iter().flatten() {
-            // A member without a name has not started; its peer URL identifies it, which it may
-            // have changed.
+            // A member may have moved, so its name identifies it. One that has not started has no name,
+            // so its address does.
             let name = match member["name"].as_str() {
                 Some(name) => name.to_owned(),
                 None => {

@@ -31,9 +31,9 @@ pub(crate) fn said(text: &str, code: Option<i32>) -> String {
     lines.join("\n")
 }
 
-/// Whether a command may be repeated after this error. Members may not have been connected for five
-/// seconds, a learner may lag behind, or the leader may be lost, for which a busy machine is
-/// enough.
+/// Whether a command may be repeated after this error. It means that members have not been
+/// connected for five seconds, a learner lags behind, or there is no leader. The last can also
+/// happen on a busy machine.
 pub(crate) fn is_early(refusal: &str) -> bool {
     let early = [
         "unhealthy cluster",

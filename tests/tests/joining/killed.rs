@@ -30,7 +30,7 @@ fn a_newcomer_killed_at_any_step_becomes_a_member_once() -> Result<()> {
 }
 
 /// The leader's agent dies after it has made a change and before it has reported it, and its node
-/// is killed too. The agent beside the next leader makes the next change, and dies in the same way.
+/// is killed too. The agent of the next leader makes the next change, and dies in the same way.
 #[test]
 fn a_leader_that_dies_in_the_middle_leaves_no_phantom() -> Result<()> {
     let mut running = Running::start(Network::loopback(4), 3, None)?;

@@ -1,5 +1,5 @@
-//! Orders: an operator's signed order is carried out once. An order of a person who is no longer an
-//! operator is not carried out.
+//! Orders: a signed order of an operator is carried out once. An order of a dismissed operator is
+//! not carried out.
 
 use std::path::Path;
 use std::process::Command;

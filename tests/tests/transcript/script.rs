@@ -12,8 +12,8 @@
 //!
 //! Signs before the command, in this order:
 //!
-//! - `+`: the line is for the newest tools only. The oldest lack one of its flags, or it depends on
-//!   such a line.
+//! - `+`: the line is for the newest tools only. The oldest lack one of its flags, and later lines
+//!   would wait in vain for its effect.
 //! - `~N`: the command doesn't end by itself; it is killed after N lines of output.
 //! - `@N`: the command is repeated until it prints N lines.
 //! - `&`: the command runs in the background during the following lines. There `&N` waits until it

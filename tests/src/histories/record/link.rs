@@ -123,8 +123,9 @@ impl Link {
     }
 }
 
-/// Whether the status means that the request was not carried out. Statuses about the state of the
-/// server or the cluster don't; those with a source come from this client's own transport.
+/// Whether the status means that the request was not carried out. A status about the state of the
+/// server or the cluster leaves this open. So does a status with a source, which comes from this
+/// client's own transport.
 fn has_not_happened(status: &Status) -> bool {
     let is_full = status.message() == "etcdserver: too many requests";
     let says_no = match status.code() {

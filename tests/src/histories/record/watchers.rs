@@ -1,4 +1,4 @@
-//! Watchers, which continue at another member if theirs is lost.
+//! Watchers. Each continues at another member if its member is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
