@@ -17,7 +17,6 @@ use super::skip;
 /// A host. [`Host::command`] starts programs on it.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// Name of the host.
     pub name: String,
     /// Only address of the host.
     pub address: IpAddr,

@@ -41,7 +41,6 @@ pub struct History {
     pub users: Vec<AuthChange>,
     /// Requests, in no particular order.
     pub requests: Vec<Request>,
-    /// Watchers of the history.
     pub watchers: Vec<Watcher>,
     /// The newest revision after the last request, which ends the history. Every watcher was given
     /// time to reach it. Later revisions are not checked; they come from requests that clients had
