@@ -1,10 +1,11 @@
-//! Compiles the .proto texts with a pure-Rust compiler, so that nobody has to install `protoc`.
+//! Compiles the .proto files with a pure-Rust compiler, so that nobody has to install `protoc`.
 
 use std::path::PathBuf;
 
 use prost::Message as _;
 
-/// Messages with a password, a hash of one or a token: `secret.rs` has their `Debug`, which shows none.
+/// Messages that contain a password, a password hash or a token. `secret.rs` implements their
+/// `Debug` without the secrets.
 const SECRET: [&str; 6] = [
     ".authpb.User",
     ".etcdserverpb.AuthUserAddRequest",
@@ -14,7 +15,7 @@ const SECRET: [&str; 6] = [
     ".musterpb.UserPassword",
 ];
 
-/// What is no client's business.
+/// Proto file with the messages that are not part of the client API.
 const OUR_OWN: &str = "command.proto";
 
 type BoxError = Box<dyn std::error::Error>;
@@ -24,9 +25,9 @@ fn main() -> Result<(), BoxError> {
     let files = ["rpc.proto", "lease.proto", "lock.proto", "election.proto", "command.proto"];
     let descriptors = protox::compile(files, ["proto/etcd", "proto/muster"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    // For the JSON gateway and for tests of the numbers.
+    // The JSON gateway reads this file, and tests check field numbers against it.
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    // For gRPC reflection: without what is said between members only.
+    // gRPC reflection serves this file, without the messages that only members exchange.
     let mut told = descriptors.clone();
     told.file.retain(|file| !file.name().starts_with(OUR_OWN));
     std::fs::write(out.join("api.bin"), told.encode_to_vec())?;

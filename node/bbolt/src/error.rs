@@ -1,46 +1,45 @@
-//! What can be wrong with a file, or with what is to become one.
+//! Errors of reading a bbolt file, and of writing one.
 
 use std::io;
 
-/// A file that can't be read.
+/// Why a bbolt file can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The source under it failed.
+    /// Reading from the underlying source failed.
     #[error("the file could not be read")]
     Io(#[source] io::Error),
-    /// Neither of its first pages says that it is one.
+    /// Neither of the first two pages is a valid meta page.
     #[error("it is no bbolt file, or damaged where it begins")]
     NoMeta,
-    /// It is shorter than it says.
+    /// The file is shorter than the number of pages that its meta page gives.
     #[error("it ends too early: {pages} pages of {page_bytes} bytes, and only {bytes} bytes")]
     CutOff {
-        /// Pages that it says it has.
+        /// Number of pages, according to the meta page.
         pages: u64,
-        /// Bytes of one of them.
+        /// Size of a page in bytes.
         page_bytes: u64,
-        /// Bytes that there are.
+        /// Size of the file in bytes.
         bytes: u64,
     },
-    /// A page says what no page of this file can say.
+    /// A page has contents that are not valid in this file.
     #[error("page {page} is damaged: {what}")]
     Page {
-        /// Its number.
         page: u64,
-        /// What it says.
+        /// Description of the damage.
         what: &'static str,
     },
-    /// The entry of a bucket is none.
+    /// The value of a bucket's entry in its parent bucket is malformed.
     #[error("a bucket is damaged: {0}")]
     Bucket(&'static str),
 }
 
-/// A file that can't be written.
+/// Why a bbolt file can't be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// What it is written to failed.
+    /// Writing to the output failed.
     #[error("the file could not be written")]
     Io(#[source] io::Error),
-    /// A key does not come after the one before it, or a bucket after the bucket before it.
+    /// A key or bucket name is not greater than the one before it.
     #[error("keys and buckets have to come in order, each once")]
     Order,
     /// A key that bbolt would refuse: empty, or over 32 KiB.
@@ -49,10 +48,10 @@ pub enum WriteError {
     /// A value that bbolt would refuse: 2 GiB or more.
     #[error("a value of {0} bytes; there may be 2147483646")]
     ValueSize(usize),
-    /// An entry before any bucket.
+    /// An entry was added before any bucket was begun.
     #[error("an entry has to be in a bucket")]
     NoBucket,
-    /// The entries were others when the file was measured.
+    /// The entries differ from those that the file was measured with.
     #[error("what was to be written has changed since it was measured")]
     Changed,
 }

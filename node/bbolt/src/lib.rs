@@ -1,27 +1,29 @@
-//! bbolt files, read and written: the format in which etcd keeps and hands out its store.
+//! Reads and writes bbolt files, the format in which etcd stores its data and hands out snapshots.
 //!
-//! A file is a row of pages of one size. The first two are *meta* pages, of which the valid one with
-//! the higher transaction id counts; it says how many pages there are and which one is the root. The
-//! root is a *bucket*: a B+ tree of branch and leaf pages, whose entries here are buckets again. A
-//! small bucket lies inline, in its entry. A page that is too small for what it holds goes on in the
-//! pages right behind it. All numbers are little-endian, as bbolt has them on the machines that etcd
-//! runs on. (Source: `internal/common` and `node.go` of go.etcd.io/bbolt 1.3 to 1.5.)
+//! A file is a sequence of pages of one size. The first two are *meta* pages: the valid one with
+//! the higher transaction id counts. It gives the number of pages and the page of the root bucket.
 //!
-//! [`Reader`] takes a file that anybody may have made: what it says of itself is checked before it is
-//! believed, in bounded memory, and there is no byte at which it panics. It walks a bucket in the
-//! order of its keys, a page of each level at a time.
+//! A *bucket* is a B+ tree of branch and leaf pages. The entries of the root bucket are buckets in
+//! turn. A small bucket is stored inline, in the value of its entry. A node that is larger than a
+//! page continues in the pages right after its own. All numbers are little-endian, since bbolt
+//! writes the machine's byte order and etcd runs on little-endian machines. (Source:
+//! `internal/common` and `node.go` of go.etcd.io/bbolt 1.3 to 1.5.)
 //!
-//! [`measure`] and [`write`](write()) make a file from front to back, out of entries that come in
-//! order, twice: first to learn how large it gets, which its first page has to say, then to write it.
-//! Neither keeps more than a page of each level.
+//! [`Reader`] reads files that come from an untrusted source. It checks each number before using
+//! it, takes bounded memory, and panics on no input. It walks a bucket in the order of its keys and
+//! holds one page of each level.
 //!
-//! What is not here: changing a file, free pages (a file that was written here has none), buckets
-//! within buckets when writing.
+//! [`measure`] and [`write`](write()) write a file from front to back, from entries that the caller
+//! gives in order, twice. The first pass finds the size of the file, because the first page has to
+//! contain it. The second pass writes the file. Neither holds more than one page of each level.
 //!
-//! Why not a library: of those that know the format, `bbolt-rs` and `nut` map the file into memory, cast
-//! its bytes to structures (`unsafe` at 64 places and more) and panic where one doesn't hold what they
-//! expect; `jammdb` has a format of its own. None was made for a file that comes from somewhere else,
-//! and none writes one without a database around it.
+//! This crate can't change an existing file, and it writes no buckets within buckets. The files
+//! that it writes have no free pages.
+//!
+//! Why no existing library: `bbolt-rs` and `nut` map the file into memory, cast its bytes to
+//! structures (`unsafe` at 64 places and more), and panic where the bytes are not what they expect.
+//! `jammdb` has a format of its own. None was made for untrusted files, and none can write a file
+//! without a database around it.
 
 mod error;
 mod meta;

@@ -1,33 +1,34 @@
-//! Meta pages: which pages there are, and where the root is.
+//! Meta pages: they give the number of pages and the page of the root bucket.
 
 use crate::page::{HEADER_BYTES, u32_at, u64_at};
 
 const MAGIC: u32 = 0xED0C_DAED;
 const VERSION: u32 = 2;
-/// What of it the checksum is over.
+/// Length in bytes of the part of a meta that its checksum covers.
 const CHECKED_BYTES: usize = 56;
-/// The whole, behind the header of its page.
+/// Length in bytes of a meta, which follows the page header.
 pub(crate) const META_BYTES: usize = CHECKED_BYTES + 8;
-/// The page sizes that bbolt itself tries when its first page is damaged: 1 KiB to 16 MiB.
+/// Base-2 logarithms of the valid page sizes, 1 KiB to 16 MiB. bbolt tries the same sizes when the
+/// first meta page is damaged.
 pub(crate) const PAGE_SHIFTS: std::ops::RangeInclusive<u32> = 10..=24;
 
-/// What a meta page says.
+/// Contents of a meta page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Meta {
-    /// Bytes of a page.
+    /// Size of a page in bytes.
     pub(crate) page_bytes: u64,
-    /// The page of the root bucket.
+    /// Page number of the root bucket.
     pub(crate) root: u64,
-    /// The page of the list of free pages.
+    /// Page number of the list of free pages.
     pub(crate) freelist: u64,
-    /// Pages from here on are not in use.
+    /// Number of pages in use; pages from this number on are unused.
     pub(crate) pages: u64,
-    /// The transaction that wrote it.
+    /// Id of the transaction that wrote this meta.
     pub(crate) txid: u64,
 }
 
 impl Meta {
-    /// What follows the header of a meta page; `None` if that is not one.
+    /// Parses the bytes after the header of a meta page. Returns `None` if they are no valid meta.
     pub(crate) fn parse(bytes: &[u8; META_BYTES]) -> Option<Self> {
         let page_bytes = u32_at(bytes, 8)?;
         let is_one = u32_at(bytes, 0)? == MAGIC
@@ -61,7 +62,7 @@ impl Meta {
     }
 }
 
-/// Where in the file the meta of a page that begins at `page` lies.
+/// Returns the file offset of the meta in the page that starts at the byte offset `page`.
 pub(crate) fn offset(page: u64) -> u64 {
     page + HEADER_BYTES as u64
 }

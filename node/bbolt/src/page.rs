@@ -1,19 +1,23 @@
-//! Branch and leaf pages, as their bytes: checked once, when a page is read.
+//! Branch and leaf pages as raw bytes, checked once when a page is read.
 
 use crate::ReadError;
 
-/// Number (8), kind (2), elements (2), further pages (4).
+/// Bytes of a page header: page number (8), page type (2), element count (2), overflow pages (4).
 pub(crate) const HEADER_BYTES: usize = 16;
-/// Leaf: flags (4), offset (4), lengths of key and value (4, 4). Branch: offset (4), length (4), page
-/// (8). Offsets count from the element's own beginning.
+/// Bytes of an element header. In a leaf: flags (4), offset (4), key length (4), value length (4).
+/// In a branch: offset (4), key length (4), page number (8). Offsets count from the start of the
+/// element header.
 pub(crate) const ELEMENT_BYTES: usize = 16;
-/// The flag of an element of a leaf whose value is a bucket.
+/// Flag of a leaf element whose value is a bucket.
 pub(crate) const IS_BUCKET: u32 = 1;
 
-/// The kinds of pages, as the header has them.
+/// Page type of a branch, as the page header gives it.
 pub(crate) const BRANCH: u16 = 0x01;
+/// Page type of a leaf.
 pub(crate) const LEAF: u16 = 0x02;
+/// Page type of a meta page.
 pub(crate) const META: u16 = 0x04;
+/// Page type of the list of free pages.
 pub(crate) const FREELIST: u16 = 0x10;
 
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -28,24 +32,25 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
 }
 
-/// A number of the file as a length in memory; one that doesn't fit is larger than any.
+/// Converts a number of the file to a length in memory. A number that doesn't fit becomes
+/// `usize::MAX`, which is larger than any page.
 pub(crate) fn length(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// One element: where its parts lie in the page.
+/// Offsets of an element's key and value within its page.
 #[derive(Clone, Copy)]
 struct Element {
-    /// Of a leaf: its flags. Of a branch: none.
+    /// Flags of a leaf element; 0 for a branch element.
     flags: u32,
-    /// Of a branch: the page below it.
+    /// Number of the child page of a branch element; 0 for a leaf element.
     child: u64,
     key: usize,
     value: usize,
     end: usize,
 }
 
-/// A branch or leaf page whose elements lie within it, in order.
+/// A branch or leaf page whose elements lie within the page and are in key order.
 pub(crate) struct Page {
     number: u64,
     is_leaf: bool,
@@ -54,7 +59,7 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Checks a page, with all that follow it as its own.
+    /// Checks a page. `bytes` is the page together with its overflow pages.
     pub(crate) fn new(number: u64, bytes: Vec<u8>) -> Result<Self, ReadError> {
         let damaged = |what| ReadError::Page { page: number, what };
         let kind = u16_at(&bytes, 8).ok_or(damaged("it has no header"))?;
@@ -89,7 +94,8 @@ impl Page {
         Ok(())
     }
 
-    /// The element `at`, unless its numbers are none; they may lie outside of the page.
+    /// Decodes the element header `at`. Returns `None` if its numbers overflow. The offsets may
+    /// still lie outside the page.
     fn element(&self, at: usize) -> Option<Element> {
         let start = HEADER_BYTES + at * ELEMENT_BYTES;
         let word = |word: usize| u32_at(&self.bytes, start + word * 4);
@@ -125,23 +131,23 @@ impl Page {
         &self.bytes[element.key..element.value]
     }
 
-    /// Of a leaf.
+    /// Returns the value of element `at`, which is empty for a branch.
     pub(crate) fn value(&self, at: usize) -> &[u8] {
         let element = self.checked(at);
         &self.bytes[element.value..element.end]
     }
 
-    /// Of a leaf: whether the value is a bucket.
+    /// Whether the value of leaf element `at` is a bucket.
     pub(crate) fn is_bucket(&self, at: usize) -> bool {
         self.checked(at).flags & IS_BUCKET != 0
     }
 
-    /// Of a branch: the page below.
+    /// Returns the number of the child page of branch element `at`.
     pub(crate) fn child(&self, at: usize) -> u64 {
         self.checked(at).child
     }
 
-    /// Whether all keys lie from `lower` on and before `upper`, if there is one.
+    /// Whether all keys are at least `lower` and less than `upper` (unbounded if `None`).
     pub(crate) fn lies_between(&self, lower: &[u8], upper: Option<&[u8]>) -> bool {
         let Some(last) = self.count.checked_sub(1) else { return true };
         self.key(0) >= lower && upper.is_none_or(|upper| self.key(last) < upper)

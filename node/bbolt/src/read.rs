@@ -1,4 +1,4 @@
-//! Reading a file, bucket by bucket.
+//! Reads a file, bucket by bucket.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -6,18 +6,20 @@ use crate::ReadError;
 use crate::meta::{self, META_BYTES, Meta, PAGE_SHIFTS};
 use crate::page::{HEADER_BYTES, Page, length, u32_at, u64_at};
 
-/// A page with those that go on with it may take so much: bbolt puts up to four entries into one, of
-/// which each may be as large as etcd's largest request.
+/// Maximum size in bytes of a leaf with its overflow pages. bbolt puts up to four entries into one
+/// page, and each may be as large as etcd's largest request.
 const MAX_RUN_BYTES: u64 = 256 * 1024 * 1024;
-/// A branch page holds no values, only keys, and few of them are large.
+/// Maximum size in bytes of a branch with its overflow pages. A branch holds keys but no values,
+/// and few keys are large.
 const MAX_BRANCH_BYTES: u64 = 1024 * 1024;
-/// Levels of a tree. Each but the last has at least two pages for each one above it, so that no file
-/// needs more.
+/// Maximum number of levels of a tree. Each page above the last level has at least two child pages,
+/// so no file needs more.
 const MAX_DEPTH: usize = 32;
-/// Root page (8) and sequence (8); what follows, if the root is 0, is the only page.
+/// Bytes of a bucket's header: root page number (8), sequence (8). If the root page number is 0,
+/// the bucket's only page follows inline.
 const BUCKET_BYTES: usize = 16;
 
-/// A file that is being read.
+/// An open bbolt file.
 pub struct Reader<R> {
     source: R,
     page_bytes: u64,
@@ -25,7 +27,7 @@ pub struct Reader<R> {
     root: u64,
 }
 
-/// Where a bucket's entries are.
+/// Location of a bucket's root page: a page number, or an inline page.
 #[derive(Clone, Debug)]
 pub struct Bucket(Root);
 
@@ -48,23 +50,20 @@ impl Bucket {
 /// One entry of a bucket.
 #[derive(Debug)]
 pub struct Entry<'a> {
-    /// Its key.
     pub key: &'a [u8],
-    /// What it holds.
     pub value: Value<'a>,
 }
 
-/// What an entry holds.
+/// Value of an entry.
 #[derive(Debug)]
 pub enum Value<'a> {
-    /// Bytes.
     Bytes(&'a [u8]),
     /// A bucket within the bucket.
     Bucket(Bucket),
 }
 
 impl<R: Read + Seek> Reader<R> {
-    /// Looks at the first pages of a file. What lies behind its last page doesn't matter.
+    /// Opens a file by reading its meta pages. Bytes after its last page are ignored.
     pub fn open(mut source: R) -> Result<Self, ReadError> {
         let bytes = source.seek(SeekFrom::End(0)).map_err(ReadError::Io)?;
         let meta = newest_meta(&mut source, bytes)?;
@@ -75,20 +74,20 @@ impl<R: Read + Seek> Reader<R> {
         Ok(Self { source, page_bytes, pages, root })
     }
 
-    /// Bytes of the file itself, whatever lies behind it.
+    /// Size in bytes of the pages of the file, without any bytes that follow them.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
-        // It was checked when the file was opened.
+        // This can't overflow: `open` checked it.
         self.pages * self.page_bytes
     }
 
-    /// The bucket whose entries are the file's buckets.
+    /// Returns the root bucket, whose entries are the file's buckets.
     #[must_use]
     pub fn root(&self) -> Bucket {
         Bucket(Root::Page(self.root))
     }
 
-    /// The bucket of this name, if there is one.
+    /// Returns the bucket called `name`, if there is one.
     pub fn bucket(&mut self, name: &[u8]) -> Result<Option<Bucket>, ReadError> {
         let root = self.root();
         let mut entries = self.entries(&root)?;
@@ -100,7 +99,7 @@ impl<R: Read + Seek> Reader<R> {
         Ok(None)
     }
 
-    /// Begins to walk over a bucket, in the order of its keys.
+    /// Returns an iterator over a bucket's entries, in key order.
     pub fn entries(&mut self, bucket: &Bucket) -> Result<Entries<'_, R>, ReadError> {
         let page = self.root_of(bucket)?;
         if !page.is_leaf() && page.count() == 0 {
@@ -109,7 +108,7 @@ impl<R: Read + Seek> Reader<R> {
         Ok(Entries { reader: self, path: vec![Level { page, at: 0, upper: None }] })
     }
 
-    /// The last key of a bucket; `None` if it is empty.
+    /// Returns the last key of a bucket, or `None` if the bucket is empty.
     pub fn last_key(&mut self, bucket: &Bucket) -> Result<Option<Vec<u8>>, ReadError> {
         let mut page = self.root_of(bucket)?;
         for _ in 0..MAX_DEPTH {
@@ -125,7 +124,7 @@ impl<R: Read + Seek> Reader<R> {
     fn root_of(&mut self, bucket: &Bucket) -> Result<Page, ReadError> {
         match &bucket.0 {
             Root::Page(number) => self.page(*number),
-            // Its number is 0 there; it has no place of its own.
+            // An inline page is stored in its entry and has no page number; 0 takes its place.
             Root::Inline(bytes) => Page::new(0, bytes.clone()).and_then(|page| {
                 let what = ReadError::Bucket("its inline page is no leaf");
                 if page.is_leaf() { Ok(page) } else { Err(what) }
@@ -133,7 +132,7 @@ impl<R: Read + Seek> Reader<R> {
         }
     }
 
-    /// Reads a page and those that go on with it.
+    /// Reads a page with its overflow pages, and checks it.
     fn page(&mut self, number: u64) -> Result<Page, ReadError> {
         let damaged = |what| ReadError::Page { page: number, what };
         if number >= self.pages {
@@ -159,7 +158,7 @@ impl<R: Read + Seek> Reader<R> {
         Page::new(number, bytes)
     }
 
-    /// Reads so many pages.
+    /// Appends `pages` pages, starting with page `number`, to `to`.
     fn append(&mut self, number: u64, pages: u64, to: &mut Vec<u8>) -> Result<(), ReadError> {
         let wanted = length(u32::try_from(pages * self.page_bytes).unwrap_or(u32::MAX));
         let old = to.len();
@@ -169,8 +168,8 @@ impl<R: Read + Seek> Reader<R> {
     }
 }
 
-/// The valid meta page with the higher transaction id: the other one is of the transaction before, or
-/// was being written when the machine stopped.
+/// Returns the valid meta page with the higher transaction id. The other one belongs to the
+/// transaction before, or was being written when the machine stopped.
 fn newest_meta(source: &mut (impl Read + Seek), bytes: u64) -> Result<Meta, ReadError> {
     let first = read_meta(source, bytes, 0)?;
     let mut second = None;
@@ -198,11 +197,11 @@ fn read_meta(
     Ok(Meta::parse(&meta))
 }
 
-/// A walk over a bucket.
+/// An iterator over a bucket's entries, in key order.
 ///
-/// Each page's keys have to lie between those that the page above names for it, which are apart for
-/// any two pages, and no page but an only one is empty. So no page is come to twice, and a file that
-/// goes in circles ends the walk.
+/// The walk ends even if the pages form a cycle. The keys of a page must lie in the range that its
+/// parent gives it, and these ranges are disjoint. No page but a bucket's only one may be empty. So
+/// no page is visited twice.
 pub struct Entries<'a, R> {
     reader: &'a mut Reader<R>,
     path: Vec<Level>,
@@ -211,12 +210,12 @@ pub struct Entries<'a, R> {
 struct Level {
     page: Page,
     at: usize,
-    /// All keys here lie before it.
+    /// Exclusive upper bound of the keys in this page, from the levels above.
     upper: Option<Vec<u8>>,
 }
 
 impl<R: Read + Seek> Entries<'_, R> {
-    /// The next entry; `None` after the last.
+    /// Returns the next entry, or `None` after the last one.
     #[expect(clippy::should_implement_trait, reason = "an entry borrows the page that it lies in")]
     pub fn next(&mut self) -> Result<Option<Entry<'_>>, ReadError> {
         let at = loop {
@@ -242,7 +241,7 @@ impl<R: Read + Seek> Entries<'_, R> {
         Ok(Some(Entry { key: page.key(at), value }))
     }
 
-    /// Goes down into the page below the element `at`.
+    /// Reads the child page of element `at` of the current branch and makes it the current page.
     fn descend(&mut self, at: usize) -> Result<(), ReadError> {
         let depth = self.path.len();
         let Level { page, upper, .. } = self.path.last().expect("the caller stands on a branch");

@@ -25,7 +25,7 @@ fn file(buckets: &Buckets) -> Vec<u8> {
     out
 }
 
-/// Everything in a file, as far as it can be read. Ends for any file.
+/// Reads all buckets of a file and their entries. It ends on any input.
 fn read(file: &[u8]) -> Result<Buckets, ReadError> {
     let mut reader = Reader::open(Cursor::new(file))?;
     let root = reader.root();
@@ -72,8 +72,8 @@ fn what_was_written_is_read() {
     assert_eq!(read(&file(&Vec::new())).unwrap(), Vec::new());
 }
 
-/// Pages that hold two keys each, so that a tree gets high; with every number of leaves the last
-/// branches of the levels come out differently.
+/// Pages that hold two keys each make a high tree. Each number of leaves fills the last branch of
+/// each level differently.
 #[test]
 fn a_high_tree_has_no_branch_of_a_single_page() {
     for entries in 1..70 {
@@ -131,7 +131,8 @@ fn of_two_valid_metas_the_newer_counts_and_a_torn_one_does_not() {
     both[20..40].fill(0);
     both[4096 + 20..4096 + 40].fill(0);
     assert!(matches!(read(&both), Err(ReadError::NoMeta)));
-    // The older one's root would be the first leaf: what the newer one says is read.
+    // The older meta has another root and only three pages. While the newer meta is valid, the file
+    // is read by the newer one.
     let meta = crate::meta::Meta { page_bytes: 4096, root: 99, freelist: 2, pages: 3, txid: 1 };
     let mut other = whole;
     other[4096 + 16..4096 + 80].copy_from_slice(&meta.encode());
@@ -151,11 +152,11 @@ fn what_lies_behind_the_file_does_not_matter_and_what_is_missing_does() {
     assert!(matches!(read(b""), Err(ReadError::NoMeta)));
 }
 
-/// A file whose pages a test changes.
+/// A file whose pages a test overwrites.
 struct Crafted(Vec<u8>);
 
 impl Crafted {
-    /// A branch (the last but one page) over leaves, and the root (the last).
+    /// Makes a file with a branch over leaves (the second-to-last page) and a root (the last page).
     fn new() -> Self {
         Self(file(&vec![bucket("b", 1_000, 100)]))
     }
@@ -182,7 +183,8 @@ fn a_file_that_goes_in_circles_ends() {
     let own = branch[..8].to_vec();
     branch[16 + 8..16 + 16].copy_from_slice(&own);
     assert_eq!(file.error(), "its keys are not those that the page above it says");
-    // A branch of one page, itself, has no other keys.
+    // With one child, itself, the branch has only keys that its parent allows: the depth limit ends
+    // the walk.
     file.branch()[10] = 1;
     assert_eq!(file.error(), "it lies too deep");
 }
@@ -196,7 +198,7 @@ fn a_page_that_is_pointed_to_twice_is_refused() {
     assert_eq!(file.error(), "its keys are not those that the page above it says");
 }
 
-/// The last page below a branch is bounded by what the page above that says.
+/// The last child of a branch takes its upper bound from the branch's parent.
 #[test]
 fn a_page_of_another_branch_is_refused() {
     let entry = |at: usize| (format!("{at:02000}").into_bytes(), Vec::new());
@@ -218,7 +220,7 @@ fn pages_behind_the_last_one_are_refused() {
     let mut file = Crafted::new();
     file.branch()[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
     assert_eq!(file.error(), "it goes on behind the last one");
-    // Metas and the list of free pages are no part of a tree.
+    // Meta pages and the list of free pages are not part of any tree.
     let mut file = Crafted::new();
     file.branch()[16 + 8..16 + 16].copy_from_slice(&2_u64.to_le_bytes());
     assert_eq!(file.error(), "it is neither branch nor leaf");
@@ -256,7 +258,7 @@ proptest! {
         prop_assert_eq!(read(&file(&buckets)).unwrap(), buckets);
     }
 
-    /// Bytes that nobody wrote, behind a meta page that says that they are pages.
+    /// Random bytes in the pages after the meta pages and the list of free pages.
     #[test]
     fn no_bytes_make_it_panic_or_run_on(
         changes in prop::collection::vec((8192..61_440_usize, any::<u8>()), 1..200),

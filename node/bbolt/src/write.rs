@@ -1,8 +1,9 @@
-//! Writing a file from front to back.
+//! Writes a file from front to back.
 //!
-//! Leaves are written as they fill up, and with each one an entry goes to the branch above it, which
-//! is written when it is full in turn: so a tree needs one open page of each level. The two meta
-//! pages come first and have to name the root, which comes last; that is what [`measure`] is for.
+//! A leaf is written when it is full, and an entry for it is added to the branch above. A branch is
+//! likewise written when it is full, so a tree needs one open page of each level. The two meta
+//! pages come first, but they must contain the number of the root page, which comes last.
+//! [`measure`] finds that number before the file is written.
 
 use std::io::{self, Write};
 
@@ -10,21 +11,22 @@ use crate::WriteError;
 use crate::meta::Meta;
 use crate::page::{BRANCH, ELEMENT_BYTES, FREELIST, HEADER_BYTES, IS_BUCKET, LEAF, META};
 
-/// What etcd's machines have.
+/// Page size in bytes, as on the machines that etcd runs on.
 const PAGE_BYTES: usize = 4096;
-/// Two meta pages and an empty list of free pages.
+/// Number of the first data page, after two meta pages and an empty list of free pages.
 const FIRST_PAGE: u64 = 3;
 const FREELIST_PAGE: u64 = 2;
-/// A bucket that takes no more lies inline: as in bbolt, a quarter of a page.
+/// Maximum size in bytes of a bucket that is stored inline: a quarter of a page, as in bbolt.
 const MAX_INLINE_BYTES: usize = PAGE_BYTES / 4;
-/// The longest key that bbolt takes.
+/// Length in bytes of the longest key that bbolt accepts.
 pub const MAX_KEY_BYTES: usize = 32_768;
-/// The longest value.
+/// Length in bytes of the longest value that bbolt accepts.
 const MAX_VALUE_BYTES: usize = (1 << 31) - 2;
-/// Elements of one page; a count of 0xFFFF means something else in lists of free pages.
+/// Maximum number of elements in a page. In a list of free pages, the count 0xFFFF has a special
+/// meaning.
 const MAX_COUNT: usize = 0xFFFE;
 
-/// How large a file gets, and where its root is.
+/// Size of a file, and the number of its root page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     root: u64,
@@ -32,14 +34,14 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     #[must_use]
     pub fn bytes(self) -> u64 {
         self.pages * PAGE_BYTES as u64
     }
 }
 
-/// Finds out what file `fill` makes.
+/// Runs `fill` without writing anything, and returns the layout of the resulting file.
 pub fn measure<E: From<WriteError>>(
     fill: impl FnOnce(&mut Builder<'_>) -> Result<(), E>,
 ) -> Result<Layout, E> {
@@ -49,7 +51,8 @@ pub fn measure<E: From<WriteError>>(
     Ok(builder.finish()?)
 }
 
-/// Writes the file that [`measure`] found `layout` for: `fill` has to do the same again.
+/// Writes the file with the `layout` that [`measure`] returned. `fill` must add the same entries
+/// again.
 pub fn write<E: From<WriteError>>(
     layout: Layout,
     out: &mut dyn Write,
@@ -64,10 +67,10 @@ pub fn write<E: From<WriteError>>(
     Ok(())
 }
 
-/// Takes the entries of a file, in order.
+/// Receives the buckets and entries of a file, in order.
 pub struct Builder<'a> {
     pages: Pages<'a>,
-    /// The bucket that entries go to now, by its name.
+    /// Name and tree of the open bucket, to which entries are added.
     bucket: Option<(Vec<u8>, Tree)>,
     root: Tree,
 }
@@ -78,14 +81,14 @@ impl<'a> Builder<'a> {
         Self { pages, bucket: None, root: Tree::default() }
     }
 
-    /// Ends the bucket before, if any, and begins this one, which comes after it.
+    /// Begins the bucket `name` and ends the one before it. Names must be in ascending order.
     pub fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError> {
         self.end_bucket()?;
         self.bucket = Some((name.to_vec(), Tree::default()));
         Ok(())
     }
 
-    /// Adds an entry to the bucket, behind all others.
+    /// Appends an entry to the open bucket. Keys must be in ascending order.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), WriteError> {
         let Some((_, tree)) = &mut self.bucket else { return Err(WriteError::NoBucket) };
         tree.put(key, &Body::Value(value), &mut self.pages)
@@ -100,7 +103,7 @@ impl<'a> Builder<'a> {
         };
         let mut value = Vec::with_capacity(16 + page.len());
         value.extend_from_slice(&root.to_le_bytes());
-        // Its sequence, which etcd doesn't use.
+        // The bucket's sequence, which etcd doesn't use.
         value.extend_from_slice(&[0; 8]);
         value.extend_from_slice(&page);
         self.root.put(&name, &Body::Bucket(&value), &mut self.pages)
@@ -113,11 +116,11 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// What an element holds.
+/// Value of a leaf element, or child of a branch element.
 enum Body<'a> {
     Value(&'a [u8]),
     Bucket(&'a [u8]),
-    /// The page below, of a branch.
+    /// Page number of a branch element's child.
     Child(u64),
 }
 
@@ -130,19 +133,20 @@ impl Body<'_> {
     }
 }
 
-/// One bucket, as far as it has not been written.
+/// A bucket's tree: the nodes that have not been written yet.
 #[derive(Default)]
 struct Tree {
-    /// Leaves first.
+    /// Levels of the tree, leaves first.
     levels: Vec<Level>,
     last_key: Vec<u8>,
 }
 
 struct Level {
-    /// A branch that is full, and waits until the one after it is worth a page.
+    /// A full branch that has not been written. It may still have to take over the only element of
+    /// the branch after it.
     full: Option<Node>,
     open: Node,
-    /// A page of this level has been written.
+    /// Whether a page of this level has been written.
     written: bool,
 }
 
@@ -186,14 +190,14 @@ impl Tree {
         Ok(())
     }
 
-    /// Writes a page, and tells the level above.
+    /// Writes a page and adds an entry for it to the level above.
     fn emit(&mut self, level: usize, node: &Node, pages: &mut Pages<'_>) -> Result<(), WriteError> {
         let number = pages.write(node)?;
         self.levels[level].written = true;
         self.push(level + 1, node.first_key(), &Body::Child(number), pages)
     }
 
-    /// Writes what is left; gives the root's page.
+    /// Writes all open nodes and returns the page number of the root.
     fn finish(mut self, pages: &mut Pages<'_>) -> Result<u64, WriteError> {
         let mut level = 0;
         while level < self.levels.len() {
@@ -207,11 +211,11 @@ impl Tree {
             }
             level += 1;
         }
-        // No entry at all.
+        // The bucket has no entry at all.
         pages.write(&Node::new(true))
     }
 
-    /// The only page, if it is small enough to lie in the bucket's entry.
+    /// Returns the tree's only page if it is small enough to be stored inline.
     fn as_inline(&self) -> Option<Vec<u8>> {
         let empty = Node::new(true);
         let node = match &self.levels[..] {
@@ -226,7 +230,8 @@ impl Tree {
 }
 
 impl Level {
-    /// Room for an element in the open page. The page that has to be written for it, if any.
+    /// Makes room for an element in the open node. Returns the node that has to be written now, if
+    /// any.
     fn make_room(&mut self, bytes: usize) -> Option<Node> {
         if self.open.has_room(bytes) {
             return None;
@@ -236,8 +241,8 @@ impl Level {
         if self.open.is_leaf { Some(node) } else { self.full.replace(node) }
     }
 
-    /// What has not been written. A branch of a single page is put to the one before it: bbolt, when
-    /// it takes entries away, can't do with one.
+    /// Takes the nodes that have not been written. A last branch with a single child is merged into
+    /// the branch before it. bbolt can't handle such a branch when it removes entries.
     fn rest(&mut self) -> (Option<Node>, Node) {
         let last = std::mem::replace(&mut self.open, Node::new(true));
         match self.full.take() {
@@ -261,7 +266,7 @@ struct Element {
 struct Node {
     is_leaf: bool,
     elements: Vec<Element>,
-    /// Keys and values, in order.
+    /// Keys and values of all elements, in order.
     data: Vec<u8>,
 }
 
@@ -274,13 +279,14 @@ impl Node {
         HEADER_BYTES + self.elements.len() * ELEMENT_BYTES + self.data.len()
     }
 
-    /// With what lies behind its end in its last page.
+    /// Returns the number of pages that the node takes, rounded up.
     fn pages(&self) -> usize {
         self.bytes().div_ceil(PAGE_BYTES)
     }
 
-    /// A leaf takes what fits into the pages that its first element needs; a branch takes two pages
-    /// at least, since it would be none else.
+    /// Whether an element with `bytes` bytes of key and value fits. A leaf takes what fits into the
+    /// pages that its first element needs. A branch takes at least two children, because a branch
+    /// with one would be useless.
     fn has_room(&self, bytes: usize) -> bool {
         let least = if self.is_leaf { 1 } else { 2 };
         let fits = self.bytes() + ELEMENT_BYTES + bytes <= self.pages() * PAGE_BYTES;
@@ -310,7 +316,7 @@ impl Node {
         &self.data[..crate::page::length(length)]
     }
 
-    /// The page, without what lies behind its end.
+    /// Appends the encoded node, without padding to a whole page.
     fn encode(&self, number: u64, more: u32, out: &mut Vec<u8>) {
         let count = u16::try_from(self.elements.len()).expect("there is room for no more");
         write_header(number, if self.is_leaf { LEAF } else { BRANCH }, count, more, out);
@@ -340,11 +346,11 @@ fn write_header(number: u64, kind: u16, count: u16, more: u32, out: &mut Vec<u8>
     out.extend_from_slice(&more.to_le_bytes());
 }
 
-/// Where pages go.
+/// The output, and the number of the next page to be written.
 struct Pages<'a> {
     out: &'a mut dyn Write,
     next: u64,
-    /// Pages that there may be.
+    /// Maximum number of pages, from the measured layout.
     limit: u64,
 }
 
@@ -367,7 +373,8 @@ impl Pages<'_> {
     fn write_head(&mut self, layout: Layout) -> Result<(), WriteError> {
         let Layout { root, pages } = layout;
         let mut bytes = Vec::with_capacity(3 * PAGE_BYTES);
-        // As bbolt has it: the page is the transaction's id modulo 2.
+        // bbolt writes a transaction's meta to the page with the number of the transaction id
+        // modulo 2.
         for (number, txid) in [(0, 2), (1, 1)] {
             write_header(number, META, 0, 0, &mut bytes);
             let page_bytes = PAGE_BYTES as u64;

@@ -1,7 +1,7 @@
-//! What a log entry's bytes mean: one version byte, then a [`Command`].
+//! The encoding of log entries: one version byte, then a [`Command`].
 //!
-//! A member that meets a version or an operation that it does not know must stop: the others may
-//! have applied it, and to skip it would make its state another one than theirs.
+//! A member that reads an unknown version or operation must stop. Other members may have applied
+//! the entry, so skipping it would make this member's state differ from theirs.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
@@ -11,19 +11,20 @@ pub use crate::musterpb::{
     MemberChange, PublishMember, command::Operation,
 };
 
-/// The version that this build writes, and the only one that it reads.
+/// Command version that this build writes, and the only one that it reads.
 pub const VERSION: u8 = 1;
 
-/// Why an entry can't be applied. Each means: stop, and run a newer build.
+/// Why a log entry can't be applied. Each of these errors means that this member must stop and run
+/// a newer build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DecodeError {
-    /// The first byte, or its absence (`None`), is not [`VERSION`].
+    /// The version byte is missing (`None`) or is not [`VERSION`].
     Version(Option<u8>),
-    /// The bytes are no [`Command`].
+    /// The bytes after the version byte are not a valid [`Command`].
     Malformed(String),
-    /// A command whose operation this build does not know.
+    /// The command has an operation that this build does not know.
     UnknownOperation {
-        /// The request that carries it.
+        /// Request id of the command.
         request_id: u64,
     },
 }
@@ -48,33 +49,32 @@ impl std::fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-/// What an entry's bytes say.
+/// A decoded log entry.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Said {
-    /// Unique for the life of the cluster.
+    /// Request id, unique for the life of the cluster.
     pub request_id: u64,
-    /// Who asked for it, if anybody has said so.
+    /// Caller of the request; `None` if the entry names none.
     pub caller: Option<Caller>,
-    /// What is to be done.
     pub operation: Operation,
 }
 
-/// A member, on its own behalf.
+/// Returns the caller of a request that a member makes on its own behalf.
 pub fn member() -> Option<Caller> {
     Some(Caller { member: true, ..Caller::default() })
 }
 
-/// The bytes to propose.
+/// Encodes a command as the bytes of a log entry.
 pub fn encode(request_id: u64, caller: Option<Caller>, operation: Operation) -> Bytes {
     let command = Command { request_id, caller, operation: Some(operation) };
     let mut out = BytesMut::with_capacity(1 + command.encoded_len());
     out.put_u8(VERSION);
-    // A BytesMut grows, so that encoding into it can't fail.
+    // A `BytesMut` grows, so encoding into it can't fail.
     command.encode_raw(&mut out);
     out.freeze()
 }
 
-/// Reads what [`encode`] wrote. Keys and values share `data`'s memory.
+/// Decodes the bytes that [`encode`] returned. Keys and values share the memory of `data`.
 pub fn decode(mut data: Bytes) -> Result<Said, DecodeError> {
     match data.first() {
         Some(&VERSION) => {}

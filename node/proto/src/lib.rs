@@ -1,16 +1,16 @@
-//! The node's wire types: etcd's v3 API, and the commands in this project's own log entries.
+//! The node's wire types: etcd's v3 API, and the commands in Muster's own log entries.
 //!
-//! The modules are generated from `proto/`. Packages, names and numbers of the first six are
-//! etcd's; a method that a server leaves out answers gRPC `Unimplemented`.
+//! The modules are generated from `proto/`. The first six have etcd's packages, names and field
+//! numbers. A method that a server does not implement answers gRPC `Unimplemented`.
 
-/// Generated code: its shape is the generator's.
+/// Includes the generated code of one protobuf package.
 macro_rules! generated {
     ($package:literal) => {
         tonic::include_proto!($package);
     };
 }
 
-/// Keys, values and events.
+/// etcd's keys, values and events.
 #[allow(
     clippy::all,
     clippy::allow_attributes_without_reason,
@@ -22,7 +22,7 @@ pub mod mvccpb {
     generated!("mvccpb");
 }
 
-/// Users, roles, permissions.
+/// etcd's users, roles and permissions.
 #[allow(
     clippy::all,
     clippy::allow_attributes_without_reason,
@@ -34,7 +34,7 @@ pub mod authpb {
     generated!("authpb");
 }
 
-/// The services KV, Watch, Lease, Cluster, Maintenance and Auth.
+/// etcd's services KV, Watch, Lease, Cluster, Maintenance and Auth.
 #[allow(
     clippy::all,
     clippy::allow_attributes_without_reason,
@@ -46,7 +46,7 @@ pub mod etcdserverpb {
     generated!("etcdserverpb");
 }
 
-/// Leases, as etcd's file has them.
+/// Leases as etcd stores them in its database file.
 #[allow(
     clippy::all,
     clippy::allow_attributes_without_reason,
@@ -58,7 +58,7 @@ pub mod leasepb {
     generated!("leasepb");
 }
 
-/// The Lock service.
+/// etcd's Lock service.
 #[allow(
     clippy::all,
     clippy::allow_attributes_without_reason,
@@ -70,7 +70,7 @@ pub mod v3lockpb {
     generated!("v3lockpb");
 }
 
-/// The Election service.
+/// etcd's Election service.
 #[allow(
     clippy::all,
     clippy::allow_attributes_without_reason,
@@ -82,7 +82,7 @@ pub mod v3electionpb {
     generated!("v3electionpb");
 }
 
-/// This project's own: what log entries hold.
+/// Muster's own messages: the contents of log entries.
 #[allow(
     clippy::all,
     clippy::allow_attributes_without_reason,
@@ -97,8 +97,9 @@ pub mod musterpb {
 pub mod command;
 mod secret;
 
-/// What clients may ask for, as a serialised `FileDescriptorSet`: [`DESCRIPTORS`] without what only members say.
+/// The client API as a serialised `FileDescriptorSet`: [`DESCRIPTORS`] without the messages that
+/// only members exchange.
 pub const API: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/api.bin"));
 
-/// Names and numbers of everything above, as a serialised `FileDescriptorSet`.
+/// The descriptors of all packages above, as a serialised `FileDescriptorSet`.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -1,4 +1,5 @@
-//! What is shown of messages that hold a password, a hash of one, or a token: whose it is.
+//! `Debug` of messages that contain a password, a password hash or a token. It leaves out the
+//! secret and shows whose it is.
 
 use std::fmt::{Debug, Formatter, Result};
 

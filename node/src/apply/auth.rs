@@ -1,4 +1,4 @@
-//! Users and roles, and tokens given to who has said a password.
+//! Changes of users and roles, and tokens for users who have authenticated with a password.
 
 use node_proto::command::{AssignToken, AuthChange};
 
@@ -18,7 +18,8 @@ pub(super) fn change(batch: &mut Batch<'_>, change: AuthChange) -> Result<Respon
     Ok(Response::AuthChanged(header(batch.revision())))
 }
 
-/// Whoever looked at the password has to look again if users or roles have changed since.
+/// Assigns a token to a user whose password was right. If users or roles have changed since the
+/// password was checked, the password must be checked again.
 pub(super) fn assign_token(
     batch: &mut Batch<'_>,
     assign: &AssignToken,

@@ -1,5 +1,4 @@
-//! What a request can be refused for without looking at the store, as etcd checks it
-//! (server/etcdserver/api/v3rpc/key.go).
+//! Checks of a request that need no store, as etcd makes them (server/etcdserver/api/v3rpc/key.go).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,38 +11,39 @@ use node_proto::etcdserverpb::{
 
 use crate::mvcc::KeyRange;
 
-/// How deep transactions may be nested, the outermost included. A log entry is read again, by every
-/// member, with a decoder that follows a hundred messages into each other; each level is two of
-/// them. etcd knows no such bound, and nobody nests this deep.
+/// Maximum nesting depth of a transaction, including the outermost one. Every member decodes a log
+/// entry again, with a decoder that accepts a hundred nested messages. Each nested transaction
+/// takes two of them. etcd has no such limit, but no client is known to nest this deep.
 pub const MAX_TXN_DEPTH: usize = 16;
 
 /// Why a request is refused before it is proposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckError {
-    /// No key.
+    /// The key is empty.
     #[error("key is not provided")]
     EmptyKey,
-    /// `ignore_value` with a value.
+    /// `ignore_value` was set together with a value.
     #[error("value is provided")]
     ValueProvided,
-    /// `ignore_lease` with a lease.
+    /// `ignore_lease` was set together with a lease.
     #[error("lease is provided")]
     LeaseProvided,
-    /// More operations than `--max-txn-ops`, or nested deeper than [`MAX_TXN_DEPTH`].
+    /// The transaction has more operations than `--max-txn-ops`, or is nested deeper than
+    /// [`MAX_TXN_DEPTH`].
     #[error("too many operations in txn request")]
     TooManyOps,
-    /// A key is changed twice.
+    /// A branch of the transaction changes a key twice.
     #[error("duplicate key given in txn request")]
     DuplicateKey,
-    /// An operation that is none.
+    /// An operation of the transaction has no request.
     #[error("key not found")]
     EmptyOperation,
-    /// No such order or target.
+    /// The sort order or sort target is not a known one.
     #[error("invalid sort option")]
     InvalidSortOption,
 }
 
-/// Checks a range.
+/// Checks a range request: its key, sort order and sort target.
 pub fn check_range(request: &RangeRequest) -> Result<(), CheckError> {
     if request.key.is_empty() {
         return Err(CheckError::EmptyKey);
@@ -53,7 +53,7 @@ pub fn check_range(request: &RangeRequest) -> Result<(), CheckError> {
     if known { Ok(()) } else { Err(CheckError::InvalidSortOption) }
 }
 
-/// Checks a put.
+/// Checks a put request: its key, and its `ignore_value` and `ignore_lease` flags.
 pub fn check_put(request: &PutRequest) -> Result<(), CheckError> {
     if request.key.is_empty() {
         Err(CheckError::EmptyKey)
@@ -66,13 +66,13 @@ pub fn check_put(request: &PutRequest) -> Result<(), CheckError> {
     }
 }
 
-/// Checks a delete.
+/// Checks a delete request: its key must not be empty.
 pub fn check_delete(request: &DeleteRangeRequest) -> Result<(), CheckError> {
     if request.key.is_empty() { Err(CheckError::EmptyKey) } else { Ok(()) }
 }
 
-/// Checks a transaction, nested ones included: `max_ops` is the budget, of which each level takes
-/// its widest list, and [`MAX_TXN_DEPTH`] the number of levels.
+/// Checks a transaction and those nested in it. Each level takes the length of its longest list
+/// from the budget `max_ops`. There may be [`MAX_TXN_DEPTH`] levels.
 pub fn check_txn(request: &TxnRequest, max_ops: usize) -> Result<(), CheckError> {
     check_ops(request, max_ops, MAX_TXN_DEPTH)?;
     Changes::of(&request.success)?;
@@ -99,16 +99,17 @@ fn check_ops(request: &TxnRequest, max_ops: usize, max_depth: usize) -> Result<(
     Ok(())
 }
 
-/// What a branch may change.
+/// The keys that one branch of a transaction may change.
 #[derive(Default)]
 struct Changes<'a> {
-    /// Each key that is put, and which nested branch puts it: (nested transaction, branch).
+    /// For each key that is put: which nested transaction and branch puts it, as (nested
+    /// transaction, is the success branch). `None` if the branch itself puts it.
     puts: HashMap<&'a Bytes, Option<(usize, bool)>>,
     deletes: Ranges,
 }
 
-/// Keys that are in any of many ranges: disjoint ones, by where they begin, with where they end. To
-/// look a key up takes as long as in a map.
+/// A set of keys, stored as disjoint ranges: a map from the start to the end of each. A lookup
+/// takes logarithmic time.
 #[derive(Default)]
 struct Ranges(BTreeMap<Bytes, Bytes>);
 
@@ -117,7 +118,7 @@ impl Ranges {
         if end <= start {
             return;
         }
-        // Whatever begins before this one ends, and does not end before it begins, is part of it.
+        // A range that touches or overlaps the new one is merged into it.
         while let Some((from, to)) = self.0.range::<Bytes, _>(..=&end).next_back() {
             let (from, to) = (from.clone(), to.clone());
             if to < start {
@@ -136,7 +137,7 @@ impl Ranges {
                 let next = [&key[..], &[0]].concat();
                 self.insert(key, next.into());
             }
-            // etcd takes the end `\0` at its word here: no key lies before it.
+            // etcd takes the end `\0` literally here: no key lies before it, so the range is empty.
             KeyRange::From(_) => {}
             KeyRange::Between(start, end) => self.insert(start, end),
         }
@@ -149,8 +150,8 @@ impl Ranges {
 }
 
 impl<'a> Changes<'a> {
-    /// Collects a branch's changes, and refuses a key that is put twice, or put and deleted. The
-    /// two branches of a nested transaction exclude each other, so that both may put a key.
+    /// Collects the changes of a branch. Refuses a key that is put twice, or put and deleted. Only
+    /// one branch of a nested transaction is ever carried out, so both may put the same key.
     fn of(operations: &'a [RequestOp]) -> Result<Self, CheckError> {
         let mut all = Self::default();
         for operation in operations {
@@ -238,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_wide_transaction_of_deletes_and_puts_is_checked_in_one_go() {
-        // 90,000 of each: compared pair by pair, this would take minutes.
+        // 90,000 deletes and 90,000 puts: comparing them pair by pair would take minutes.
         let key = |n: u32| Bytes::copy_from_slice(&n.to_be_bytes());
         let wide = |operation: &dyn Fn(u32) -> Request| -> Vec<RequestOp> {
             let level = |numbers: std::ops::Range<u32>| TxnRequest {

@@ -1,4 +1,5 @@
-//! Leases: granted and revoked by clients, ended and noted by the leader's clock.
+//! Lease entries: clients grant and revoke leases, the leader's clock ends them and notes their
+//! remaining time.
 
 use node_proto::command::{LeaseCheckpoint, LeaseExpire};
 use node_proto::etcdserverpb::{
@@ -17,7 +18,7 @@ pub(super) fn grant(
     at: Position,
 ) -> Result<Response, Failure> {
     if id == 0 || ttl <= 0 {
-        // No member asks for it.
+        // No member proposes such a grant.
         return Err(ApplyError::LeaseNotFound.into());
     }
     if ttl > MAX_TTL {
@@ -41,7 +42,8 @@ pub(super) fn revoke(
     Ok(Response::LeaseRevoke(LeaseRevokeResponse { header: header(batch.revision()) }))
 }
 
-/// A leader's clock counts for as long as it leads, and for the leases that it knew.
+/// Revokes a lease whose time is over. The leader's clock counts in the leader's own term only, and
+/// only for the lease that it knew, by the index of its grant.
 pub(super) fn expire(
     batch: &mut Batch<'_>,
     over: &LeaseExpire,
@@ -58,7 +60,8 @@ pub(super) fn expire(
     }
 }
 
-/// The same of what it says that leases have left.
+/// Notes the remaining time of leases. The leader's clock counts in the leader's own term only, and
+/// only for the leases that it knew.
 pub(super) fn note(
     batch: &mut Batch<'_>,
     noted: &LeaseCheckpoint,

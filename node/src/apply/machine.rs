@@ -1,4 +1,4 @@
-//! The node's state machine.
+//! The node's state machine: applies entries to the store, and takes and installs snapshots.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -24,20 +24,21 @@ use crate::membership::{ChangeError, ChangeRequest, Member};
 use crate::mvcc::watch::{Publisher, WatchHub};
 use crate::mvcc::{AnswerRoom, Batch, Options, Store, StoreError, View, Writer};
 
-/// Applies the log to the store and tells the watchers.
+/// State machine that applies the log to the store and publishes its events to watchers.
 pub struct Machine {
     writer: Writer,
     events: Publisher,
     is_answered: Box<dyn Fn(RequestId) -> bool + Send>,
 }
 
-/// What the answers to one batch of entries may have read together. A request that would need more
-/// is carried out, and its answer dropped: it must not fill the memory before its client could be
-/// asked to take anything of it.
+/// Maximum number of bytes that the answers to one batch of entries may read together. A request
+/// that would exceed it is carried out, but its answer is dropped. Otherwise an answer could fill
+/// the memory before its client is made to accept any of it.
 const BATCH_ANSWER_BYTES: usize = 128 << 20;
 
 impl Machine {
-    /// Opens the store on `backend`. Watchers hear through the hub that [`Self::hub`] hands out.
+    /// Opens the store on `backend`. Watchers receive events through the hub that [`Self::hub`]
+    /// returns.
     pub fn open(backend: impl StorageBackend, options: Options) -> Result<Self, StoreError> {
         let watch = options.watch;
         let writer = Writer::open(backend, options)?;
@@ -45,17 +46,19 @@ impl Machine {
         Ok(Self { writer, events, is_answered: Box::new(|_| true) })
     }
 
-    /// From now on, what a request reads (ranges of a transaction, previous values) is gathered only
-    /// where `own` says that somebody waits for it here: an answer may be as large as the store
-    /// many times over, and one member has to bear that, not each, nor each at its restart. Other
-    /// requests get an outcome without it.
+    /// Limits reading for answers (ranges of a transaction, previous values) to the requests that
+    /// `own` accepts: those with a caller waiting on this member. Other requests get an outcome
+    /// without these reads.
+    ///
+    /// An answer may be many times as large as the store. Only one member should bear that cost:
+    /// not every member, and not each member again when it restarts.
     pub fn answer_only(&mut self, own: impl Fn(RequestId) -> bool + Send + 'static) {
         self.is_answered = Box::new(own);
     }
 
-    /// From the position `at` on the state is that of another cluster, whose one member is
-    /// `founder`, once `was`; its revisions begin `bump` above the present one. Durable when this
-    /// returns, together with everything applied before.
+    /// Turns the state at position `at` into that of a new cluster, whose only member is `founder`.
+    /// The founder's id in the old cluster was `was`. Revisions continue `bump` above the present
+    /// one. The change is durable on return, with everything applied before.
     pub fn found_cluster(
         &mut self,
         at: Position,
@@ -65,7 +68,8 @@ impl Machine {
     ) -> Result<(), StoreError> {
         let id = founder.id;
         self.writer.batch(at, |batch| {
-            // Of alarms, those remain that are about the data here.
+            // Keep only alarms about the data in this store: the whole cluster's, and this member's
+            // under its new id.
             let alarms = batch.alarms().to_vec();
             for alarm in &alarms {
                 batch.lower_alarm(alarm);
@@ -84,13 +88,13 @@ impl Machine {
         Ok(())
     }
 
-    /// For those who read.
+    /// Returns a handle for reading the store.
     #[must_use]
     pub fn store(&self) -> Store {
         self.writer.store()
     }
 
-    /// For those who watch.
+    /// Returns the hub through which clients watch keys.
     #[must_use]
     pub fn hub(&self) -> WatchHub {
         self.events.hub()
@@ -256,7 +260,7 @@ fn apply_operation(
     }
 }
 
-/// The place in [`mvcc::APPLIED`](crate::mvcc::APPLIED).
+/// Returns the operation's place in [`mvcc::APPLIED`](crate::mvcc::APPLIED).
 fn kind_of(operation: &Operation) -> usize {
     match operation {
         Operation::Put(_) => 0,
@@ -273,7 +277,7 @@ fn kind_of(operation: &Operation) -> usize {
     }
 }
 
-/// The kind of entry that carries it.
+/// Returns the kind of log entry that carries the operation.
 pub(crate) fn entry_kind(operation: &Operation) -> EntryKind {
     match operation {
         Operation::Put(_)
@@ -293,7 +297,7 @@ pub(crate) fn entry_kind(operation: &Operation) -> EntryKind {
     }
 }
 
-/// Whether it may make the data grow: what is refused when space runs short.
+/// Whether the operation may make the data grow. Such operations are refused when space runs short.
 pub(crate) fn grows(operation: &Operation) -> bool {
     match operation {
         Operation::Put(_) | Operation::LeaseGrant(_) => true,
@@ -312,15 +316,17 @@ pub(crate) fn grows(operation: &Operation) -> bool {
     }
 }
 
-/// What a raised alarm forbids to everybody. One member's CORRUPT alarm is about what it holds itself: it
-/// serves nobody, and the others go on (in etcd nobody writes any more).
+/// Returns the error for an operation that a raised alarm forbids on all members.
+///
+/// A CORRUPT alarm of one member concerns only that member's data: it stops serving clients, and
+/// the others go on. In etcd such an alarm stops all writes of the cluster.
 fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError> {
     if alarms.is_empty() {
         return None;
     }
     let raised = |alarm: AlarmType| alarms.iter().any(|a| a.alarm() == alarm);
-    // What changes only who the members are, or who may do what, may be what helps. How long leases have
-    // does not touch the data.
+    // Changes of members, users or roles stay allowed, because they may be needed for a repair.
+    // Noting the remaining time of leases does not touch the data.
     let writes = !matches!(
         operation,
         Operation::Alarm(_)
@@ -342,9 +348,9 @@ fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError
     }
 }
 
-/// Only members have alarms, and the cluster as a whole, so that there are never more than these
-/// times kinds. An alarm of no
-/// known kind is answered by nothing, as in etcd (server/etcdserver/apply, `Alarm`).
+/// Applies an alarm request. Only members and the cluster as a whole have alarms, so the number of
+/// alarms is at most (members + 1) times the number of kinds. A request for an alarm of unknown
+/// kind gets an empty answer, as in etcd (server/etcdserver/apply, `Alarm`).
 fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> Result<AlarmResponse, Failure> {
     let alarm = AlarmMember { member_id: request.member_id, alarm: request.alarm };
     let all = |a: &AlarmMember| request.alarm() == AlarmType::None || a.alarm == request.alarm;
@@ -352,7 +358,7 @@ fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> Result<AlarmRes
         AlarmAction::Get => batch.alarms().iter().filter(|a| all(a)).copied().collect(),
         AlarmAction::Activate if request.alarm() == AlarmType::None => Vec::new(),
         AlarmAction::Activate => {
-            // 0 stands for the cluster as a whole.
+            // Member id 0 means the cluster as a whole.
             let id = MemberId(request.member_id);
             if id.0 != 0 && batch.members().member(id).is_none() {
                 return Err(ApplyError::MemberNotFound.into());
@@ -371,7 +377,8 @@ fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> Result<AlarmRes
     Ok(AlarmResponse { header: header(batch.revision()), alarms })
 }
 
-/// What consensus has to do, and the answer: all members after the change.
+/// Changes the member table. Returns the change that consensus has to make, and the answer: all
+/// members after the change.
 fn change_members(
     batch: &mut Batch<'_>,
     change: command::MemberChange,

@@ -1,9 +1,9 @@
-//! From committed log entries to changes of the store: deterministic, and its only writer.
+//! Applies committed log entries to the store: deterministically, and as the store's only writer.
 //!
-//! [`Machine`] is the node's [`StateMachine`](crate::machine::StateMachine). A batch of entries becomes one transaction and one
-//! publication of events. What a request may be refused for here is decided by the store alone, so
-//! that every member refuses it alike; what can be checked without the store (`rpc` does) never
-//! reaches the log.
+//! [`Machine`] is the node's [`StateMachine`](crate::machine::StateMachine). A batch of entries
+//! becomes one transaction and one publication of events. Refusals at this stage depend on the
+//! store alone, so every member refuses the same requests. Checks that need no store are made by
+//! `rpc`; a request that fails them never reaches the log.
 
 mod auth;
 mod check;

@@ -1,4 +1,4 @@
-//! What an applied request answers.
+//! Answers to applied requests, and the errors of refused ones.
 
 use node_proto::etcdserverpb::{
     AlarmResponse, CompactionResponse, DeleteRangeResponse, LeaseGrantResponse,
@@ -9,76 +9,79 @@ use crate::auth::AuthError;
 use crate::membership::ChangeError;
 use crate::mvcc::{ReadError, StoreError};
 
-/// The answer, or why the request changed nothing.
+/// Answer to a request, or the reason why the request changed nothing.
 pub type Outcome = Result<Response, ApplyError>;
 
-/// Headers have the revision only; who answers fills in the rest.
+/// Answer to an applied request. Headers contain the revision only; the RPC layer fills in the
+/// rest.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Response {
-    /// Of a put.
+    /// Answer to a put.
     Put(PutResponse),
-    /// Of a delete.
+    /// Answer to a delete.
     DeleteRange(DeleteRangeResponse),
-    /// Of a transaction.
+    /// Answer to a transaction.
     Txn(TxnResponse),
-    /// Of a compaction; the old revisions may still be in the file.
+    /// Answer to a compaction. The compacted revisions may still be in the file.
     Compact(CompactionResponse),
-    /// Of a change of alarms.
+    /// Answer to an alarm request.
     Alarm(AlarmResponse),
-    /// Of a lease that was granted.
+    /// Answer to the grant of a lease.
     LeaseGrant(LeaseGrantResponse),
-    /// Of a lease that was revoked, by a client or by the leader's clock.
+    /// Answer to the revocation of a lease, by a client or by the leader's clock.
     LeaseRevoke(LeaseRevokeResponse),
-    /// What leases have left is noted.
+    /// The remaining time of leases has been noted.
     LeasesNoted,
-    /// A member's name and URLs are published.
+    /// A member's name and URLs have been published.
     Published,
-    /// A change of members.
+    /// Members after a change of members.
     MembersChanged(ChangedMembers),
-    /// A change of users or roles.
+    /// Header of the answer to a change of users or roles.
     AuthChanged(Option<ResponseHeader>),
-    /// Who said a password has a token.
+    /// A user who authenticated with a password got a token.
     TokenAssigned {
-        /// As of the entry.
+        /// Header with the store's revision at the entry.
         header: Option<ResponseHeader>,
-        /// The entry, which is part of the token.
+        /// Index of the entry, which is part of the token.
         index: u64,
     },
-    /// Of a request that was carried out, and that read more than there is room for.
+    /// The request was carried out, but its answer was dropped because it exceeds the space for
+    /// answers.
     TooLarge,
 }
 
-/// What a change of members came to.
+/// Result of a change of members.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChangedMembers {
-    /// All of them after it.
+    /// All members after the change.
     pub members: Vec<Member>,
-    /// The configuration that they are, by the entry that made it.
+    /// Index of the entry that made this configuration.
     pub at: u64,
 }
 
-/// Why a committed request changed nothing; the same on every member.
+/// Why a committed request changed nothing. Every member comes to the same error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ApplyError {
-    /// `ignore_value` or `ignore_lease` on a key that isn't there.
+    /// `ignore_value` or `ignore_lease` was set for a key that does not exist.
     #[error("key not found")]
     KeyNotFound,
-    /// The put's lease isn't there.
+    /// The lease of a put, or the lease to be revoked, does not exist.
     #[error("requested lease not found")]
     LeaseNotFound,
-    /// The name is taken.
+    /// A lease with the requested id exists already.
     #[error("lease already exists")]
     LeaseExists,
-    /// More than [`MAX_TTL`](crate::lease::MAX_TTL).
+    /// The requested TTL is more than [`MAX_TTL`](crate::lease::MAX_TTL).
     #[error("too large lease TTL")]
     LeaseTtlTooLarge,
-    /// What a leader's clock said counts in its own term only.
+    /// The entry comes from a leader's lease clock and was applied in a later term; that clock
+    /// counts in its own term only.
     #[error("leader changed")]
     LeaderChanged,
-    /// A revision before the last compaction.
+    /// The requested revision is older than the last compaction.
     #[error("required revision has been compacted")]
     Compacted,
-    /// A revision that has not been reached.
+    /// The requested revision has not been reached yet.
     #[error("required revision is a future revision")]
     FutureRevision,
     /// The NOSPACE alarm is raised.
@@ -87,13 +90,13 @@ pub enum ApplyError {
     /// The CORRUPT alarm is raised.
     #[error("corrupt cluster")]
     Corrupt,
-    /// A member that is not in the cluster.
+    /// The request names a member that is not in the cluster.
     #[error("member not found")]
     MemberNotFound,
-    /// A change of members that can't be.
+    /// The change of members is not allowed.
     #[error(transparent)]
     Members(ChangeError),
-    /// Who asked for it may not, or a change of users that can't be.
+    /// The caller may not do this, or the change of users or roles is not allowed.
     #[error(transparent)]
     Auth(#[from] AuthError),
 }
@@ -107,7 +110,7 @@ impl From<ChangeError> for ApplyError {
     }
 }
 
-/// Refused, or broken for good.
+/// A refusal of one request, or a failure of the store that ends the process.
 #[derive(Debug)]
 pub(super) enum Failure {
     Refused(ApplyError),
@@ -129,7 +132,7 @@ impl From<StoreError> for Failure {
 impl From<ReadError> for Failure {
     fn from(error: ReadError) -> Self {
         match error {
-            // The batch is its own view: nothing can overtake it.
+            // A batch reads its own newest state, which no other compaction can overtake meanwhile.
             ReadError::Compacted | ReadError::Superseded => Self::Refused(ApplyError::Compacted),
             ReadError::Future => Self::Refused(ApplyError::FutureRevision),
             ReadError::Store(error) => Self::Fatal(error),

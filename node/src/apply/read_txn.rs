@@ -1,6 +1,8 @@
-//! Transactions that only read, in bounded steps, so that a wide one holds up neither writes nor other reads.
+//! Read-only transactions, carried out in bounded steps so that a wide one delays neither writes
+//! nor other reads.
 //!
-//! Nothing changes on the way, so that each comparison can be made when its transaction's turn comes.
+//! All steps read one unchanging view. So each comparison can be made when its transaction's turn
+//! comes, instead of all of them first.
 
 use std::slice::Iter;
 
@@ -11,28 +13,29 @@ use node_proto::etcdserverpb::{Compare, RequestOp, ResponseOp, TxnRequest, TxnRe
 use super::txn::{Comparison, branch, check_revision, header};
 use crate::mvcc::{AnswerRoom, Gather, ReadError, Scan, Step, Store, View};
 
-/// Operations and comparisons of a step.
+/// Maximum number of operations and comparisons in a step.
 const ITEMS_PER_STEP: usize = 16;
-/// Bytes of answers after which a step ends early.
+/// Number of bytes of answers after which a step ends early.
 const BYTES_PER_STEP: usize = 1 << 20;
 
-/// A transaction that [`is_read_only`](super::is_read_only), and how far it has been read.
+/// A transaction that [`is_read_only`](super::is_read_only), and the progress of reading it.
 pub struct ReadTxn<'t> {
-    /// Of the transactions around it first, then of the one that is being read.
+    /// Stack of the transactions being read, from the outermost to the innermost.
     levels: Vec<Level<'t>>,
 }
 
-/// How far a transaction has been read.
+/// One transaction of the stack, and the progress of reading it.
 struct Level<'t> {
     txn: &'t TxnRequest,
     compares: Iter<'t, Compare>,
-    /// Whether the comparisons hold, once that is known, and what is left to do then.
+    /// Result of the comparisons, once known, and the operations that are left in the chosen
+    /// branch.
     chosen: Option<(bool, Iter<'t, RequestOp>)>,
     begun: Option<Begun<'t>>,
     responses: Vec<ResponseOp>,
 }
 
-/// What takes more than one step.
+/// A comparison or range that takes more than one step.
 enum Begun<'t> {
     Comparison(Comparison<'t>, Scan),
     Range(Gather),
@@ -52,7 +55,7 @@ impl<'t> Level<'t> {
         self.responses.push(ResponseOp { response });
     }
 
-    /// Goes on with what is begun, or with what comes next.
+    /// Continues the item that was begun, or begins the next one.
     fn item(
         &mut self,
         store: &Store,
@@ -143,25 +146,25 @@ impl<'t> Level<'t> {
     }
 }
 
-/// What came of one item.
+/// Result of working on one comparison or operation.
 enum Item<'t> {
     Done,
-    /// It is wide: enough for this step.
+    /// The item is wide and is not finished: the step ends here.
     GoesOn,
     Nested(&'t TxnRequest),
-    /// All of them are done: the answer of this level.
+    /// All operations of this level are done; the answer of the level.
     Over(TxnResponse),
 }
 
 impl<'t> ReadTxn<'t> {
-    /// Nothing of it has been read.
+    /// Creates the read of `txn`, with nothing read yet.
     #[must_use]
     pub fn new(txn: &'t TxnRequest) -> Self {
         Self { levels: vec![Level::new(txn)] }
     }
 
-    /// Reads on, on the same `view` each time; the answer at the end. If `room` is overdrawn, it will
-    /// never be whole.
+    /// Carries out the next step. Returns the answer after the last step, `None` before. Each call
+    /// must get the same `view`. Once `room` is overdrawn, no complete answer will come.
     pub fn step(
         &mut self,
         store: &Store,

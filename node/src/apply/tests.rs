@@ -1,4 +1,4 @@
-//! Commands against the machine: what each answers, and what it leaves.
+//! Applies commands to the machine, and checks the answers and the resulting state.
 
 use bytes::Bytes;
 use node_proto::command::{
@@ -83,7 +83,7 @@ impl World {
         self.apply_as(EntryKind::Normal, operation).0
     }
 
-    /// The same, on behalf of `caller`.
+    /// Applies an operation on behalf of `caller`.
     fn apply_for(&mut self, caller: Option<command::Caller>, operation: Operation) -> Outcome {
         self.index += 1;
         self.apply_all(EntryKind::Normal, caller, operation).0
@@ -113,7 +113,7 @@ impl World {
         self.apply_as(EntryKind::ConfChange, Operation::ChangeMember(change.into()))
     }
 
-    /// The same, judged on the configuration of entry `at`.
+    /// Applies a change of members that was planned against the configuration of entry `at`.
     fn planned(&mut self, change: &MemberChange, at: u64) -> Outcome {
         self.index += 1;
         let mut change = command::MemberChange::from(change);
@@ -287,7 +287,7 @@ fn a_comparison_over_a_range_must_hold_for_every_key() {
         (over("b", CompareResult::Greater, TargetUnion::Version(0)), true),
         (over("b", CompareResult::Equal, TargetUnion::Version(1)), false),
         (over("\0", CompareResult::Equal, TargetUnion::Value(bytes("x"))), true),
-        // No key there: as one key that is missing.
+        // The range has no keys: the comparison is made as with one missing key.
         (over("a0", CompareResult::Equal, TargetUnion::CreateRevision(0)), true),
         (over("a0", CompareResult::Greater, TargetUnion::CreateRevision(0)), false),
     ];

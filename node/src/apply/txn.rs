@@ -1,5 +1,5 @@
-//! Transactions: first every comparison, nested ones included, then the operations of the path
-//! that they chose (server/etcdserver/txn in etcd).
+//! Transactions: all comparisons are made first, including nested ones. Then the operations of the
+//! chosen branches are carried out (server/etcdserver/txn in etcd).
 
 use bytes::Bytes;
 use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -18,7 +18,7 @@ pub(super) fn header(revision: i64) -> Option<ResponseHeader> {
     Some(ResponseHeader { revision, ..ResponseHeader::default() })
 }
 
-/// Whether no branch writes.
+/// Whether no branch of the transaction writes.
 #[must_use]
 pub fn is_read_only(request: &TxnRequest) -> bool {
     operations(request).all(|operation| match &operation.request {
@@ -28,7 +28,8 @@ pub fn is_read_only(request: &TxnRequest) -> bool {
     })
 }
 
-/// Whether every range of a read-only transaction is content with this member's state.
+/// Whether every range of a read-only transaction asks for a serializable read, which this member's
+/// state can answer without a quorum.
 #[must_use]
 pub fn is_serializable(request: &TxnRequest) -> bool {
     operations(request).all(|operation| match &operation.request {
@@ -38,7 +39,7 @@ pub fn is_serializable(request: &TxnRequest) -> bool {
     })
 }
 
-/// Whether the transaction can put something, which the NOSPACE alarm forbids.
+/// Whether some branch of the transaction puts a key, which the NOSPACE alarm forbids.
 pub(super) fn has_puts(request: &TxnRequest) -> bool {
     operations(request).any(|operation| match &operation.request {
         Some(Request::RequestPut(_)) => true,
@@ -51,8 +52,8 @@ fn operations(request: &TxnRequest) -> impl Iterator<Item = &RequestOp> {
     request.success.iter().chain(&request.failure)
 }
 
-/// The branches that a transaction takes: its own, then those of the nested transactions on the
-/// way, in order.
+/// Appends the branches that a transaction takes to `path`: its own, then those of the nested
+/// transactions in the chosen branch, in order.
 fn choose(batch: &Batch<'_>, request: &TxnRequest, path: &mut Vec<bool>) -> Result<(), ReadError> {
     let mut holds = true;
     for compare in &request.compare {
@@ -76,10 +77,10 @@ pub(super) fn branch(request: &TxnRequest, success: bool) -> &[RequestOp] {
     if success { &request.success } else { &request.failure }
 }
 
-/// A comparison, while the keys of its range are shown to it.
+/// A comparison that looks at the keys of its range one by one.
 pub(super) struct Comparison<'c> {
     compare: &'c Compare,
-    /// Of the last key that was shown.
+    /// Whether the comparison holds for the last key it has seen; `None` before the first.
     held: Option<bool>,
 }
 
@@ -92,7 +93,7 @@ impl<'c> Comparison<'c> {
         KeyRange::new(self.compare.key.clone(), self.compare.range_end.clone())
     }
 
-    /// Whether it wants to see more.
+    /// Compares one key. Returns whether the comparison needs to look at more keys.
     pub(super) fn look(&mut self, kv: &KeyValue) -> bool {
         *self.held.insert(compare_one(self.compare, kv))
     }
@@ -107,14 +108,14 @@ impl<'c> Comparison<'c> {
 }
 
 fn compare_one(compare: &Compare, kv: &KeyValue) -> bool {
-    // What is compared with a target that is none is equal to it, as in etcd.
+    // As in etcd, anything compared with an unknown target is equal to it.
     let Ok(target) = CompareTarget::try_from(compare.target) else {
         return !matches!(
             CompareResult::try_from(compare.result),
             Ok(CompareResult::NotEqual | CompareResult::Greater | CompareResult::Less)
         );
     };
-    // A value of another kind than the target counts as that kind's zero.
+    // A value of another kind than the target counts as the zero value of the target's kind.
     let number = match (target, &compare.target_union) {
         (CompareTarget::Version, Some(TargetUnion::Version(n)))
         | (CompareTarget::Create, Some(TargetUnion::CreateRevision(n)))
@@ -141,7 +142,8 @@ fn compare_one(compare: &Compare, kv: &KeyValue) -> bool {
     }
 }
 
-/// The operations of one level, with the branches below it.
+/// Iterator over the chosen branches of a transaction and its nested ones, in the order of
+/// `choose`.
 struct Path<'p>(std::slice::Iter<'p, bool>);
 
 impl Path<'_> {
@@ -150,8 +152,8 @@ impl Path<'_> {
     }
 }
 
-/// Applies a transaction; a refusal changes nothing. Where nobody waits for the answer, and there
-/// is no `room` for it, it lacks what would have to be read; so it does where `room` has not enough.
+/// Applies a transaction; if it is refused, nothing has changed. The answer lacks what would have
+/// to be read if `room` is `None` (no caller waits) or has too little space left.
 pub(super) fn apply_txn(
     batch: &mut Batch<'_>,
     request: &TxnRequest,
@@ -165,9 +167,11 @@ pub(super) fn apply_txn(
     Ok(response)
 }
 
-/// Whether a transaction may read at `at`, in a store that has `revision`. A negative revision,
-/// which stands for the newest everywhere else, is one that has been compacted, as in etcd; but for
-/// -1 in a store that was never compacted.
+/// Checks whether a transaction may read at revision `at` in a store at `revision`, compacted at
+/// `compacted`.
+///
+/// Elsewhere a negative revision means the newest one. Here it counts as compacted, as in etcd,
+/// except for -1 in a store that was never compacted.
 pub(super) fn check_revision(at: i64, revision: i64, compacted: i64) -> Result<(), ReadError> {
     if at > revision {
         Err(ReadError::Future)
@@ -178,7 +182,7 @@ pub(super) fn check_revision(at: i64, revision: i64, compacted: i64) -> Result<(
     }
 }
 
-/// Everything that could be refused on the way, before the first change is made.
+/// Checks everything on the chosen path that could be refused, before the first change is made.
 fn check_path(batch: &Batch<'_>, request: &TxnRequest, path: &mut Path<'_>) -> Result<(), Failure> {
     let succeeded = path.next();
     for operation in branch(request, succeeded) {
@@ -207,7 +211,7 @@ fn apply_branch(
         let response = match &operation.request {
             Some(Request::RequestRange(range)) => match room.as_deref_mut() {
                 Some(room) => batch.range(range, room)?.map(Response::ResponseRange),
-                // That it can be read was checked for the whole path.
+                // `check_path` has checked that the range can be read.
                 None => None,
             },
             Some(Request::RequestPut(put)) => {
@@ -225,11 +229,12 @@ fn apply_branch(
         };
         responses.push(ResponseOp { response });
     }
-    // A nested transaction's header says nothing, as in etcd.
+    // The header of a nested transaction has no revision, as in etcd.
     Ok(TxnResponse { header: header(0), succeeded, responses })
 }
 
-/// What a put may be refused for.
+/// Checks whether a put has to be refused: for a missing lease, or for a missing key with
+/// `ignore_value` or `ignore_lease`.
 pub(super) fn check_put(batch: &Batch<'_>, put: &PutRequest) -> Result<(), ApplyError> {
     if put.lease != 0 && batch.lease(put.lease).is_none() {
         return Err(ApplyError::LeaseNotFound);
@@ -240,7 +245,7 @@ pub(super) fn check_put(batch: &Batch<'_>, put: &PutRequest) -> Result<(), Apply
     Ok(())
 }
 
-/// Writes a put that [`check_put`] has let pass.
+/// Writes a put that passed [`check_put`].
 pub(super) fn apply_put(
     batch: &mut Batch<'_>,
     put: &PutRequest,

@@ -1,4 +1,5 @@
-//! Entries of users who may, who may not, and who might have before.
+//! Entries of users who have permission, who have none, and whose permission was checked at an
+//! older revision.
 
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ fn refused(why: AuthError) -> Outcome {
 }
 
 impl World {
-    /// With `root`, and `some`, who may write `w`.
+    /// Creates a world with the users `root`, and `some`, who may write the key `w`.
     fn with_users() -> Self {
         let mut world = Self::new();
         let (key, perm_type) = ("w".into(), Type::Write.into());
@@ -128,7 +129,7 @@ fn a_lease_is_not_ended_by_who_may_not_write_its_keys() {
     assert_eq!(world.apply_for(some.clone(), attached("w")), refused(AuthError::Denied));
     let revoke = || Operation::LeaseRevoke(LeaseRevokeRequest { id: 5 });
     assert_eq!(world.apply_for(some, revoke()), refused(AuthError::Denied));
-    // The leader's clock is nobody's.
+    // The leader's lease clock acts on a member's behalf and needs no permission.
     let over = LeaseExpire { id: 5, term: 1, granted: 8 };
     assert!(world.apply_for(command::member(), Operation::LeaseExpire(over)).is_ok());
     assert!(world.keys().is_empty());

@@ -1,4 +1,4 @@
-//! Leases: granted, revoked, ended and noted.
+//! Leases are granted, revoked and expired, and their remaining time is noted.
 
 use super::*;
 
@@ -38,7 +38,8 @@ fn revoking_a_lease_deletes_its_keys_in_their_order_in_one_revision() {
     for (key, lease) in [("c", 5), ("a", 5), ("other", 6), ("b", 5), ("free", 0), ("moved", 5)] {
         world.apply(Operation::Put(with_lease(key, lease))).unwrap();
     }
-    // Overwritten, deleted, put with another one: no longer its keys.
+    // A key that is overwritten without the lease, deleted, or put with another lease is no longer
+    // attached to it.
     world.apply(Operation::Put(with_lease("moved", 6))).unwrap();
     world.apply(Operation::DeleteRange(delete("b", ""))).unwrap();
     assert_eq!(attached(&world, 5), ["a", "c"]);
@@ -107,7 +108,7 @@ fn what_a_clock_says_of_many_leases_counts_for_each_that_it_knew() {
         granted(&mut world, id, 60).unwrap();
     }
     let left = |(id, left, granted)| LeaseLeft { id, left, granted };
-    // The seventh is another one of its name; the ninth has gone.
+    // Lease 7 was granted again, by another entry than the note says; lease 9 no longer exists.
     let leases = [(5, 9, 1), (7, 8, 2), (9, 7, 5), (8, 6, 4)].map(left).to_vec();
     let noted = Operation::LeaseCheckpoint(LeaseCheckpoint { term: 1, leases });
     assert_eq!(world.apply(noted), Ok(Response::LeasesNoted));

@@ -1,4 +1,4 @@
-//! Changes of members: in the table, told to consensus, once each.
+//! Changes of members are written to the table, passed on to consensus, and carried out once each.
 
 use super::*;
 
@@ -46,15 +46,15 @@ fn an_operation_is_carried_out_once_on_every_member_and_after_every_restart() {
     let again = |id, at| Member { id: MemberId(id), peer_urls: vec![at], ..learner.clone() };
     let asked = [
         (request(MemberChange::Add(learner.clone()), 1), Ok(1)),
-        // Another member, but the same operation.
+        // The operation id is that of the first change, though the member is another one.
         (request(MemberChange::Add(again(10, "http://ten:2380".to_owned())), 1), Err(1)),
         (request(MemberChange::Promote(id), 2), Ok(3)),
         (request(MemberChange::Update(id, elsewhere.clone()), 3), Ok(4)),
         (request(MemberChange::Update(id, vec!["http://third:2380".to_owned()]), 4), Ok(5)),
-        // Not the last one on this member, and still known.
+        // This operation is not the last one on this member, but it is still remembered.
         (request(MemberChange::Update(id, elsewhere), 3), Err(4)),
         (request(MemberChange::Remove(id), 5), Ok(7)),
-        // Who is gone took nothing along.
+        // The operation ids of a removed member are still remembered.
         (request(MemberChange::Add(again(11, "http://eleven:2380".to_owned())), 1), Err(1)),
         (request(MemberChange::Remove(MemberId(7)), 5), Err(7)),
     ];

@@ -1,4 +1,4 @@
-//! Transactions that only read, on a view.
+//! Read-only transactions, answered from a view.
 
 use super::*;
 
@@ -57,7 +57,7 @@ fn a_wide_read_only_transaction_is_read_in_steps() {
         }
         steps += 1;
     };
-    // No step looks at all keys of any of the four.
+    // No single step reads all keys of any of the four ranges.
     assert!(steps > 4, "{steps}");
     let found = |response: &ResponseOp| match response.response.as_ref().unwrap() {
         response_op::Response::ResponseRange(range) => (range.kvs[0].key.clone(), range.count),
