@@ -1,4 +1,4 @@
-//! The decision.
+//! The decision whether a caller may do what a request asks.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use node_proto::etcdserverpb::{
 use super::state::{AuthError, AuthState, User};
 use crate::lease::LeaseTable;
 
-/// Who asks.
+/// The originator of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// Somebody who has not said.
+    /// A client that has not authenticated.
     Nobody,
-    /// A user, and the revision of users and roles by which that was found out.
+    /// A user who has authenticated.
     User {
-        /// The name.
+        /// The user's name.
         name: Arc<str>,
-        /// The revision.
+        /// Revision of users and roles at which the user was identified.
         revision: u64,
     },
-    /// A member, on its own behalf.
+    /// A member, acting on its own behalf.
     Member,
 }
 
@@ -40,40 +40,39 @@ impl From<Option<command::Caller>> for Caller {
     }
 }
 
-/// What is asked for, as far as it matters for who may.
-///
-/// Everything that a client can ask has a place here, and so has each operation of the log.
+/// The part of a request that decides which permission it needs. Every client request and every
+/// operation of the log maps to one of these.
 #[derive(Clone, Copy, Debug)]
 pub enum Access<'a> {
-    /// To read a range.
+    /// Read a range of keys.
     Range(&'a RangeRequest),
-    /// To write a key.
+    /// Write a key and attach it to a lease.
     Put(&'a PutRequest),
-    /// To delete a range.
+    /// Delete a range, and perhaps read what was deleted.
     DeleteRange(&'a DeleteRangeRequest),
-    /// A transaction: all of it, whichever branch it takes.
+    /// Carry out a transaction. All of its branches must be allowed.
     Txn(&'a TxnRequest),
-    /// To watch a range.
+    /// Watch a range of keys.
     Watch(&'a WatchCreateRequest),
-    /// To end this lease, and with it its keys.
+    /// Revoke the lease with this id, which deletes its keys.
     LeaseRevoke(i64),
-    /// To keep this lease alive, and with it its keys.
+    /// Keep the lease with this id alive, and so its keys.
     LeaseKeepAlive(i64),
-    /// To see which keys are attached to this lease.
+    /// List the keys that are attached to the lease with this id.
     LeaseKeys(i64),
-    /// To see all leases.
+    /// List the ids of all leases.
     Leases,
-    /// To see a user's roles.
+    /// Get the roles of the named user.
     UserGet(&'a str),
-    /// To see what a role permits.
+    /// Get the permissions of the named role.
     RoleGet(&'a str),
-    /// What every user may.
+    /// Allowed for every user.
     Known,
-    /// What is for `root` alone.
+    /// Allowed only for users with the role `root`.
     Root,
-    /// What everybody may.
+    /// Allowed for every caller.
     Anybody,
-    /// To say who one is: whatever one showed before counts for nothing.
+    /// Authenticate. Any token that the caller presented before is ignored.
     Authenticate,
 }
 
@@ -89,8 +88,8 @@ impl<'a> From<&'a Operation> for Access<'a> {
             | Operation::Alarm(_)
             | Operation::MarkCorrupt(_)
             | Operation::ChangeAuth(_) => Self::Root,
-            // Members say these on their own behalf: what a client's wish has to do with them was judged
-            // before.
+            // Members propose these on their own behalf. The client's request behind them, if any,
+            // was authorised before.
             Operation::AssignToken(_)
             | Operation::LeaseExpire(_)
             | Operation::LeaseCheckpoint(_)
@@ -100,8 +99,8 @@ impl<'a> From<&'a Operation> for Access<'a> {
     }
 }
 
-/// Whether `caller` may do what `access` says. The errors, and which comes first, are etcd's
-/// (server/auth/store.go, server/etcdserver/apply/auth.go, server/etcdserver/v3_server.go).
+/// Checks whether `caller` may do what `access` describes. The errors and their precedence are
+/// etcd's (server/auth/store.go, server/etcdserver/apply/auth.go, server/etcdserver/v3_server.go).
 pub fn authorise(
     state: &AuthState,
     caller: &Caller,
@@ -147,8 +146,9 @@ struct Check<'a> {
     state: &'a AuthState,
     caller: &'a Caller,
     leases: &'a LeaseTable,
-    /// A lease whose keys it may write, all of them, as was found out; 0: none. A transaction's puts are mostly
-    /// of one lease, which may have many.
+    /// Lease whose attached keys the caller may all write, as checked before; 0 for none. This
+    /// saves repeating the check for each put of a transaction: most name the same lease, which may
+    /// have many keys.
     may_attach_to: Cell<i64>,
 }
 
@@ -160,7 +160,8 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// The user, by users and roles that have not changed since it was found out who asks.
+    /// Returns the calling user. Fails if users or roles have changed since the user was
+    /// identified.
     fn user(&self) -> Result<&'a User, AuthError> {
         let name = self.known()?;
         if let Caller::User { revision, .. } = self.caller
@@ -207,8 +208,9 @@ impl<'a> Check<'a> {
         self.write_range(key, b"")
     }
 
-    /// A key that is attached to a lease ends with it. So who may not write all that is attached to it
-    /// may neither end it nor add a key, and whoever sees the old value may read it.
+    /// Checks a put, which may attach its key to a lease. Revoking a lease deletes its keys, so the
+    /// caller must have write permission for all keys attached already. Returning the previous
+    /// value needs read permission.
     fn put(&self, put: &PutRequest) -> Result<(), AuthError> {
         self.write(&put.key)?;
         if put.lease != self.may_attach_to.get() {
@@ -223,9 +225,10 @@ impl<'a> Check<'a> {
         if delete.prev_kv { self.read(&delete.key, &delete.range_end) } else { Ok(()) }
     }
 
-    /// Both branches, at any depth: which one is taken tells something, too.
+    /// Checks both branches, at any depth, because the choice of a branch also reveals something
+    /// about the data.
     fn txn(&self, txn: &TxnRequest) -> Result<(), AuthError> {
-        // Also of one that does nothing.
+        // Even an empty transaction needs a valid user.
         self.user()?;
         for compare in &txn.compare {
             self.read(&compare.key, &compare.range_end)?;
@@ -243,7 +246,8 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Whether `may` holds for each key that is attached to a lease.
+    /// Checks that `may` succeeds for each key that is attached to the lease. The role `root`
+    /// passes without the check.
     fn lease(
         &self,
         id: i64,

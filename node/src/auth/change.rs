@@ -1,4 +1,4 @@
-//! Changes of users and roles, as etcd makes them (server/auth/store.go).
+//! Changes of users and roles, with etcd's rules (server/auth/store.go).
 
 use bytes::Bytes;
 use node_proto::authpb::Permission;
@@ -7,25 +7,25 @@ use node_proto::musterpb::auth_change;
 
 use super::state::{AuthError, AuthState, MAX_BYTES, Permitted, ROOT, Role, User};
 
-/// What a change is, as an entry has it.
+/// A change of users or roles, as a log entry contains it.
 pub type Change = auth_change::Change;
 
-/// A user's password, as an entry has it.
+/// A user's password hash, as a log entry contains it.
 pub use node_proto::musterpb::UserPassword as Password;
 
-/// Whose tokens prove nothing any more.
+/// The users whose simple tokens become invalid through a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Forget {
-    /// Nobody's.
+    /// No tokens become invalid.
     Nobody,
-    /// This user's.
+    /// This user's tokens become invalid.
     User(String),
-    /// Everybody's.
+    /// All tokens become invalid.
     All,
 }
 
 impl AuthState {
-    /// Makes a change, or says why not; then nothing has changed.
+    /// Makes a change. On an error, nothing has changed.
     pub fn change(&mut self, change: AuthChange) -> Result<Forget, AuthError> {
         let change = change.change.ok_or(AuthError::InvalidManagement)?;
         let before = self.bytes;
@@ -36,7 +36,7 @@ impl AuthState {
             Change::RoleGrantPermission(grant) => {
                 grant.perm.as_ref().map_or(0, |perm| perm.key.len() + perm.range_end.len())
             }
-            // These take what is there away, or put one hash in another's place.
+            // These changes remove something, or replace one hash by another.
             Change::Enable(_)
             | Change::Disable(_)
             | Change::UserDelete(_)
@@ -70,7 +70,7 @@ impl AuthState {
         Ok(forget)
     }
 
-    /// Once more changes nothing, and so does not count as a change.
+    /// Enables authentication. If it is enabled already, nothing changes and the revision stays.
     fn enable(&mut self) -> Result<Forget, AuthError> {
         if !self.enabled {
             let root = self.users.get(ROOT).ok_or(AuthError::NoRootUser)?;
@@ -113,7 +113,7 @@ impl AuthState {
         self.changed(Forget::User(name))
     }
 
-    /// Who was added without a password gets none.
+    /// Changes a user's password hash. A user who was added without a password keeps none.
     fn change_password(&mut self, password: Password) -> Result<Forget, AuthError> {
         let user = self.users.get(&password.name).ok_or(AuthError::UserNotFound)?;
         let hash = user.hash.is_some().then_some(password.hash);
@@ -122,7 +122,7 @@ impl AuthState {
         self.changed(Forget::User(password.name))
     }
 
-    /// The role `root` may be granted before there is one.
+    /// Grants a role to a user. The role `root` may be granted before it exists.
     fn grant_role(&mut self, name: &str, role: String) -> Result<Forget, AuthError> {
         let user = self.users.get(name).ok_or(AuthError::UserNotFound)?;
         if role != ROOT && !self.roles.contains_key(&role) {
@@ -186,7 +186,8 @@ impl AuthState {
         let same = |one: &&mut Permission| {
             (&one.key, &one.range_end) == (&granted.key, &granted.range_end)
         };
-        // etcd overlooks a range that another one of the same key comes before, and then has it twice.
+        // etcd looks at one permission with this key only. It misses the range if another one with
+        // the same key comes first, and then adds it twice.
         if let Some(one) = permissions.iter_mut().find(same) {
             one.perm_type = granted.perm_type;
         } else {
@@ -220,7 +221,8 @@ fn without(user: &User, role: &str) -> User {
     user
 }
 
-/// A key, a range that is not empty, or all from a key on.
+/// Whether the pair is a valid range: a single key, a range that is not empty, or all keys from
+/// `key` on.
 fn is_range(key: &Bytes, range_end: &Bytes) -> bool {
     !key.is_empty() && (range_end.is_empty() || &range_end[..] == b"\0" || key < range_end)
 }

@@ -1,17 +1,22 @@
-//! Who may do what: users, roles and what these allow, and the one function that decides.
+//! Users, roles, their permissions, and the one function that decides whether a request is allowed.
 //!
-//! The state is replicated: it changes by log entries alone, in the transaction that notes how far the
-//! log is applied. Its rules are etcd's (server/auth): a user has roles, a role permits to read or write
-//! ranges of keys, and whoever has the role `root` may do everything.
+//! This state is replicated. It changes by log entries alone, in the storage transaction that also
+//! writes the applied index. The rules are etcd's (server/auth): a user has roles, and a role
+//! permits reading or writing ranges of keys. A user with the role `root` may do everything.
 //!
-//! [`authorise`] is asked three times: before a request is begun, which refuses it without a log entry;
-//! of what is read, on the very view that is read; and where an entry is applied, which is what counts.
-//! An entry says who asked for it and by which revision of the users and roles that was found out; on a
-//! later one it is refused, and its client asks again.
+//! [`authorise`] is called at three points:
 //!
-//! Who asks is said by a token: a signed one ([`Jwt`]), if there are keys for it, else a simple one. What
-//! a simple token proves is kept beside the state, in each member's memory ([`Tokens`]): the log has
-//! a hash of it and no clock.
+//! - Before a request is begun, so that a refusal takes no log entry.
+//! - On the view that is read, for reads.
+//! - Where an entry is applied; this is the decision that counts.
+//!
+//! An entry contains its caller, and the revision of users and roles at which the caller was
+//! identified. If users or roles have changed since, the entry is refused and the client has to
+//! retry.
+//!
+//! A token identifies the caller: a signed one ([`Jwt`]) if keys are configured, otherwise a simple
+//! one. The users of simple tokens are kept outside the replicated state, in each member's memory
+//! ([`Tokens`]), because the log has only a hash of a token, and no clock.
 
 mod authorise;
 mod change;

@@ -1,14 +1,14 @@
-//! Sets of keys, as permissions and requests name them: a key, and where the range from it ends.
+//! Sets of keys, built from the ranges of permissions: a start key and a `range_end` each.
 
 use std::cmp::Ordering;
 
 use bytes::Bytes;
 
-/// Where a range ends.
+/// End of a range of keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum End {
     Before(Bytes),
-    /// There is no last key.
+    /// The range has no end: it holds all keys from its start on.
     Never,
 }
 
@@ -21,15 +21,15 @@ impl End {
     }
 }
 
-/// `range_end` of everything from the key on.
+/// The `range_end` of a range that holds all keys from its start on.
 const OPEN: &[u8] = &[0];
 
-/// Keys in any of many ranges: disjoint ones that don't touch, in order.
+/// A set of keys, stored as sorted ranges that are disjoint and don't touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ranges(Vec<(Bytes, End)>);
 
 impl Ranges {
-    /// What the ranges hold together; each is a key, and `range_end` as permissions have it.
+    /// Returns the union of ranges. Each is given as a key and a `range_end`, as in a permission.
     pub(super) fn merged<'a>(ranges: impl Iterator<Item = (&'a Bytes, &'a Bytes)>) -> Self {
         let mut spans: Vec<(Bytes, End)> = ranges.map(|(key, end)| span(key, end)).collect();
         spans.sort_unstable();
@@ -47,9 +47,11 @@ impl Ranges {
         Self(merged)
     }
 
-    /// Whether it holds everything that a request with this `key` and `range_end` is about. One whose end
-    /// does not come after its key is about nothing: as in etcd, its key alone has to be allowed even so
-    /// (server/auth/range_perm_cache.go; of several ranges that don't overlap etcd may overlook one).
+    /// Whether the set contains all keys of the request with this `key` and `range_end`.
+    ///
+    /// If the end does not come after the key, the range is empty, but the key alone must still be
+    /// allowed, as in etcd (server/auth/range_perm_cache.go). Of several disjoint ranges, etcd may
+    /// overlook one.
     pub(super) fn covers(&self, key: &[u8], range_end: &[u8]) -> bool {
         let found = self.last_from(key);
         if range_end == OPEN {
@@ -64,14 +66,14 @@ impl Ranges {
         found.is_some_and(|(_, end)| end.is_after(key))
     }
 
-    /// The last one that begins at this key or before it.
+    /// Returns the last range that starts at `key` or before it.
     fn last_from(&self, key: &[u8]) -> Option<&(Bytes, End)> {
         let after = self.0.partition_point(|(start, _)| start <= key);
         self.0[..after].last()
     }
 }
 
-/// Whether a range that begins at `start` goes on where one that ends at `end` stopped, or before.
+/// Whether a range that starts at `start` overlaps or touches an earlier one that ends at `end`.
 fn touches(end: &End, start: &Bytes) -> bool {
     match end {
         End::Before(end) => start <= end,
@@ -165,7 +167,7 @@ mod tests {
                 .collect();
             let ranges = holding(&granted);
             prop_assume!(proper(key, end));
-            // Keys between and after the names that ranges begin and end with.
+            // Sample keys: each name, and keys right after it.
             let points: Vec<Bytes> = NAMES
                 .iter()
                 .flat_map(|name| ["", "\0", "\0\0", "x"].map(|tail| format!("{name}{tail}").into()))

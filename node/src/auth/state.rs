@@ -1,4 +1,4 @@
-//! Users and roles.
+//! The replicated state of users and roles.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,70 +9,70 @@ use prost::Message as _;
 
 use super::ranges::Ranges;
 
-/// The user and the role that may do everything.
+/// Name of the user and of the role that may do everything.
 pub(super) const ROOT: &str = "root";
 
-/// Users and roles take no more, in bytes of their rows: every member keeps them in memory. etcd has no
-/// bound.
+/// Maximum size of all users and roles, in bytes of their encoded rows. Every member keeps them in
+/// memory. etcd has no such limit.
 pub(super) const MAX_BYTES: usize = 64 << 20;
 
-/// Why a request is refused, or a change of users and roles.
+/// Why a request, or a change of users and roles, is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
-    /// There is no user `root`.
+    /// The user `root` does not exist.
     #[error("root user does not exist")]
     NoRootUser,
-    /// It does not have the role `root`.
+    /// The user `root` does not have the role `root`.
     #[error("root user does not have root role")]
     NoRootRole,
-    /// Nobody says who asks; or a user without a name.
+    /// The caller is not identified, or a user name is empty.
     #[error("user name is empty")]
     UserEmpty,
-    /// The name is taken.
+    /// A user with this name exists already.
     #[error("user name already exists")]
     UserExists,
-    /// No such user.
+    /// The user does not exist.
     #[error("user name not found")]
     UserNotFound,
-    /// A role without a name.
+    /// The role name is empty.
     #[error("role name is empty")]
     RoleEmpty,
-    /// The name is taken.
+    /// A role with this name exists already.
     #[error("role name already exists")]
     RoleExists,
-    /// No such role.
+    /// The role does not exist.
     #[error("role name not found")]
     RoleNotFound,
-    /// A permission that isn't there.
+    /// The request to grant a permission contains none.
     #[error("permission not given")]
     PermissionNotGiven,
-    /// The user does not have this role.
+    /// The role to be revoked is not granted to the user.
     #[error("role is not granted to the user")]
     RoleNotGranted,
-    /// The role does not have this permission.
+    /// The permission to be revoked is not granted to the role.
     #[error("permission is not granted to the role")]
     PermissionNotGranted,
-    /// It would take from `root` what it needs, or permit a range that can't be.
+    /// The change would lock out `root`, or grants an invalid range.
     #[error("invalid auth management")]
     InvalidManagement,
-    /// Not allowed.
+    /// The caller has no permission for the request.
     #[error("permission denied")]
     Denied,
-    /// Found out by users and roles that have changed since.
+    /// Users or roles have changed since the caller was identified.
     #[error("revision of auth store is old")]
     OldRevision,
-    /// Nobody has to say who they are.
+    /// The request needs authentication to be enabled, and it is not.
     #[error("authentication is not enabled")]
     NotEnabled,
-    /// Who it should be is not known, or known by another password.
+    /// The user does not exist or has no password, or the given password is wrong.
     #[error("authentication failed, invalid user ID or password")]
     Failed,
-    /// More users and roles than there is room for.
+    /// The change would make users and roles larger than their limit.
     #[error("users and roles take too much room")]
     NoRoom,
 }
 
-/// What a user's roles permit.
+/// Union of the permissions of a user's roles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Permitted {
     pub(super) is_root: bool,
@@ -80,25 +80,26 @@ pub(super) struct Permitted {
     pub(super) write: Ranges,
 }
 
-/// A user.
+/// A user's password hash, roles and permissions.
 #[derive(Clone, PartialEq, Eq)]
 pub struct User {
-    /// The bcrypt hash of the password; `None` of a user who has none and comes with a certificate.
+    /// Bcrypt hash of the password. `None` for a user without a password, who authenticates with a
+    /// certificate.
     pub(super) hash: Option<Bytes>,
-    /// In order.
+    /// Names of the user's roles, sorted.
     pub(super) roles: Vec<String>,
-    /// Made of the roles.
+    /// Permissions, computed from the roles.
     pub(super) permitted: Permitted,
 }
 
 impl User {
-    /// The names of the roles, in order.
+    /// Returns the names of the user's roles, sorted.
     #[must_use]
     pub fn roles(&self) -> &[String] {
         &self.roles
     }
 
-    /// The bcrypt hash of the password, if the user may have one.
+    /// Returns the bcrypt hash of the password, or `None` for a user without a password.
     #[must_use]
     pub fn hash(&self) -> Option<&Bytes> {
         self.hash.as_ref()
@@ -118,14 +119,14 @@ impl User {
     }
 }
 
-/// Without the hash.
+/// Shows the roles, and leaves out the password hash.
 impl std::fmt::Debug for User {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("User").field("roles", &self.roles).finish_non_exhaustive()
     }
 }
 
-/// What a role permits, by key.
+/// The permissions of a role, sorted by key.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Role {
     pub(super) permissions: Vec<Permission>,
@@ -138,20 +139,22 @@ impl Role {
     }
 }
 
-/// Users, roles, and whether they count. Cheap to clone, but for the maps.
+/// Users, roles, and whether authentication is enabled. A clone copies the maps but shares their
+/// values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AuthState {
     pub(super) enabled: bool,
-    /// Grows with each change.
+    /// Revision of users and roles, which grows with each change.
     pub(super) revision: u64,
     pub(super) users: BTreeMap<String, Arc<User>>,
     pub(super) roles: BTreeMap<String, Arc<Role>>,
-    /// Of all rows.
+    /// Total size of the encoded rows of all users and roles.
     pub(super) bytes: usize,
 }
 
 impl Default for AuthState {
-    /// Nobody, and everybody may do everything.
+    /// Returns a state without users or roles and with authentication disabled, so that everybody
+    /// may do everything.
     fn default() -> Self {
         let (users, roles) = (BTreeMap::new(), BTreeMap::new());
         Self { enabled: false, revision: 1, users, roles, bytes: 0 }
@@ -159,35 +162,36 @@ impl Default for AuthState {
 }
 
 impl AuthState {
-    /// Whether requests have to say who makes them.
+    /// Whether authentication is enabled, so that requests need an identified caller.
     #[must_use]
     pub fn is_enabled(&self) -> bool {
         self.enabled
     }
 
-    /// How often users and roles have changed, from 1.
+    /// Returns the revision of users and roles: 1 at first, plus 1 for each change.
     #[must_use]
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// The user of this name.
+    /// Returns the user called `name`.
     #[must_use]
     pub fn user(&self, name: &str) -> Option<&Arc<User>> {
         self.users.get(name)
     }
 
-    /// The names of all users, in order.
+    /// Returns the names of all users, sorted.
     pub fn users(&self) -> impl Iterator<Item = &str> {
         self.users.keys().map(String::as_str)
     }
 
-    /// The names of all roles, in order.
+    /// Returns the names of all roles, sorted.
     pub fn roles(&self) -> impl Iterator<Item = &str> {
         self.roles.keys().map(String::as_str)
     }
 
-    /// What a role permits, in the order of keys; `root` everything, whatever was granted to it.
+    /// Returns the permissions of a role, sorted by key. The role `root` has permission for all
+    /// keys, whatever was granted to it.
     #[must_use]
     pub fn permissions(&self, role: &str) -> Option<Vec<Permission>> {
         let found = self.roles.get(role)?;
@@ -199,17 +203,18 @@ impl AuthState {
         Some(vec![Permission { perm_type, key, range_end }])
     }
 
-    /// The rows of all users, in the order of their names.
+    /// Returns the database rows of all users, sorted by name.
     pub fn user_rows(&self) -> impl Iterator<Item = (&str, authpb::User)> {
         self.users.iter().map(|(name, user)| (name.as_str(), user.row(name)))
     }
 
-    /// The rows of all roles, in the order of their names.
+    /// Returns the database rows of all roles, sorted by name.
     pub fn role_rows(&self) -> impl Iterator<Item = (&str, authpb::Role)> {
         self.roles.iter().map(|(name, role)| (name.as_str(), role.row(name)))
     }
 
-    /// What rows say. An error is one that can't be.
+    /// Builds the state from database rows. Fails with a description if a name is empty or not
+    /// UTF-8.
     pub fn from_rows(
         enabled: bool,
         revision: u64,
@@ -248,7 +253,7 @@ impl AuthState {
         }
     }
 
-    /// Also brings whoever has the role up to date.
+    /// Adds or replaces a role, and recomputes the permissions of the users who have it.
     pub(super) fn put_role(&mut self, name: String, role: Role) {
         self.remove_role(&name);
         self.bytes += role.row(&name).encoded_len();
@@ -266,7 +271,8 @@ impl AuthState {
         }
     }
 
-    /// What these roles permit together. A kind of permission that isn't known permits nothing.
+    /// Returns the union of the permissions of `roles`. A permission of unknown type permits
+    /// nothing.
     fn permitted(&self, roles: &[String]) -> Permitted {
         use permission::Type::{Read, Readwrite, Write};
         let all = || {

@@ -1,4 +1,4 @@
-//! What is permitted, said as an operator would say it.
+//! Tests of permissions. Changes are written in words, as an operator would state them.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ fn bytes(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
-/// What an operator says, one word after the other; ranges as `key..end`.
+/// Parses a change from words separated by spaces. Ranges are written `key..end`.
 fn change(words: &str) -> Change {
     let words: Vec<&str> = words.split(' ').collect();
     let text = |n: usize| words.get(n).copied().unwrap_or_default().to_owned();
@@ -79,7 +79,7 @@ fn with(all: &[&str]) -> AuthState {
     state
 }
 
-/// Root, a user who may do little, one who may do nothing.
+/// Creates three users: `root`, `some` who may do little, and `none` who may do nothing.
 fn three() -> AuthState {
     with(&[
         "user root r",
@@ -122,7 +122,7 @@ fn txn(operations: Vec<Request>) -> TxnRequest {
     TxnRequest { success, ..TxnRequest::default() }
 }
 
-/// The same in the other branch, below as many transactions as `depth` says.
+/// Nests an operation in the failure branches of `depth` transactions.
 fn buried(operation: Request, depth: usize) -> TxnRequest {
     let mut inner = operation;
     for _ in 0..depth {
@@ -362,7 +362,7 @@ fn the_old_value_is_shown_to_who_may_read_it() {
         assert_eq!(may(&state, &some, Access::Put(&put)).is_ok(), allowed, "{key}");
         assert_eq!(may(&state, &some, Access::DeleteRange(&delete)).is_ok(), allowed, "{key}");
     }
-    // Of a range all has to be readable.
+    // Returning the deleted values of a range needs read permission for all of it.
     let root = ["user root r", "give root root"];
     let role = ["role r", "write r a..d", "read r a..c", "user some s", "give some r", "enable"];
     let state = with(&[&root[..], &role].concat());
@@ -440,7 +440,7 @@ fn a_lease_is_as_much_ones_own_as_the_keys_that_are_attached_to_it() {
     }
     let all = (&state, &leases);
     let attached = |id| PutRequest { lease: id, ..put("w") };
-    // A key has one lease; `w` has come to the second, `b` to the fourth.
+    // A key has one lease: `w` was moved to the second lease, and `b` to the fourth.
     for (id, own, readable) in
         [(1, true, true), (2, false, false), (3, true, true), (4, false, true), (9, true, true)]
     {

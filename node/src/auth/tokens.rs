@@ -1,9 +1,11 @@
-//! Simple tokens: what a client shows after it has said its password once.
+//! Simple tokens, which a client presents after it has authenticated with a password.
 //!
-//! A token is random letters and the number of the log entry that gave it. The entry has a hash of the
-//! letters, so that neither the log nor anybody's memory holds what a client shows. Every member knows
-//! every token that was given since it started, and keeps time for itself: a token lives for as long as
-//! it is used there.
+//! A token is random letters and the index of the log entry that assigned it. The entry contains
+//! only a hash of the letters, so neither the log nor a member's memory holds a usable token.
+//!
+//! Every member knows every token that was assigned since the member started, or since it last
+//! installed a snapshot. Each member keeps its own expiry times: using a token on a member extends
+//! its life there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,22 +15,23 @@ use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use zeroize::Zeroizing;
 
-/// SHA-256 of a token's letters.
+/// SHA-256 hash of a token's letters.
 pub type SecretHash = [u8; 32];
 
-/// Tokens that are known at a time; one more, and the oldest proves nothing.
+/// Maximum number of tokens that are valid at a time. A further one makes the oldest invalid.
 const MAX_TOKENS: usize = 100_000;
-/// Letters of a token: 91 bits.
+/// Number of letters in a token, which gives 91 bits of randomness.
 const LETTERS: usize = 16;
 const ALPHABET: &[u8; 52] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-/// The largest multiple of the alphabet's length in a byte: what lies above would favour some letters.
+/// Largest multiple of the alphabet's length that fits a byte. Random bytes from here on are
+/// discarded, since they would favour some letters.
 const FAIR: u8 = 208;
 
-/// A token's letters, before its number is known.
+/// The letters of a token whose log index is not known yet.
 pub struct TokenSecret(Zeroizing<String>);
 
 impl TokenSecret {
-    /// A new one.
+    /// Draws new random letters.
     #[must_use]
     pub fn random() -> Self {
         let random = SystemRandom::new();
@@ -44,13 +47,13 @@ impl TokenSecret {
         Self(letters)
     }
 
-    /// What the log knows of it.
+    /// Returns the hash of the letters, which the log entry contains.
     #[must_use]
     pub fn hash(&self) -> SecretHash {
         hash(&self.0)
     }
 
-    /// The token that the entry `index` gave.
+    /// Returns the token that the entry `index` assigned.
     #[must_use]
     pub fn token(&self, index: u64) -> String {
         format!("{}.{index}", self.0.as_str())
@@ -61,7 +64,7 @@ fn hash(letters: &str) -> SecretHash {
     digest(&SHA256, letters.as_bytes()).as_ref().try_into().expect("a SHA-256 has 32 bytes")
 }
 
-/// The letters and the number of what may be a token.
+/// Splits a token into its letters and log index. Returns `None` if it does not have this form.
 fn split(token: &str) -> Option<(&str, u64)> {
     let (letters, index) = token.split_once('.')?;
     let is_number = !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit());
@@ -71,19 +74,19 @@ fn split(token: &str) -> Option<(&str, u64)> {
 struct Token {
     secret: SecretHash,
     user: Arc<str>,
-    /// Begins with the first look at the clock after it was given.
+    /// Expiry time. `None` until [`Tokens::find`] or [`Tokens::expire`] first sees the token.
     until: Option<Duration>,
 }
 
-/// The tokens that a member knows, by the entries that gave them. Time is whatever clock the caller has
-/// that never goes back.
+/// The tokens that a member knows, by the index of the entry that assigned them. Times come from
+/// the caller's monotonic clock.
 #[derive(Default)]
 pub struct Tokens {
     known: BTreeMap<u64, Token>,
 }
 
 impl Tokens {
-    /// The entry `index` gave a token to `user`.
+    /// Records that the entry `index` assigned a token to `user`.
     pub fn assign(&mut self, index: u64, secret: SecretHash, user: Arc<str>) {
         self.known.insert(index, Token { secret, user, until: None });
         if self.known.len() > MAX_TOKENS {
@@ -91,7 +94,7 @@ impl Tokens {
         }
     }
 
-    /// Whose token it is; and it lives for `ttl` from now on.
+    /// Returns the user of a valid token, and extends its life to `ttl` from now.
     pub fn find(&mut self, token: &str, now: Duration, ttl: Duration) -> Option<Arc<str>> {
         let (letters, index) = split(token)?;
         let found = self.known.get_mut(&index)?;
@@ -103,35 +106,35 @@ impl Tokens {
         Some(found.user.clone())
     }
 
-    /// Takes away what is over, and begins to count for what is new.
+    /// Removes expired tokens, and starts the time of new ones.
     pub fn expire(&mut self, now: Duration, ttl: Duration) {
         self.known.retain(|_, token| *token.until.get_or_insert(now + ttl) > now);
     }
 
-    /// What this user has been given proves nothing any more.
+    /// Removes all tokens of a user, so that they become invalid.
     pub fn forget(&mut self, user: &str) {
         self.known.retain(|_, token| &*token.user != user);
     }
 
-    /// Nothing that anybody has been given does.
+    /// Removes all tokens, so that they become invalid.
     pub fn clear(&mut self) {
         self.known.clear();
     }
 
-    /// How many there are.
+    /// Returns the number of tokens.
     #[must_use]
     pub fn len(&self) -> usize {
         self.known.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
 }
 
-/// How many, and not which.
+/// Shows the number of tokens only, since a token is a secret.
 impl std::fmt::Debug for Tokens {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tokens").field("len", &self.len()).finish_non_exhaustive()

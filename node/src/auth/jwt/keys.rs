@@ -1,4 +1,4 @@
-//! Keys that sign tokens, in the files and formats that etcd takes.
+//! Loads the keys that sign tokens, from the same files and formats as etcd.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -27,15 +27,15 @@ use zeroize::Zeroizing;
 
 use super::JwtOptions;
 
-/// Bytes of a key's file.
+/// Maximum size of a key file in bytes.
 const MAX_KEY_BYTES: u64 = 64 << 10;
-/// What OpenSSL writes in front of some keys.
+/// PEM label of the block of curve parameters that OpenSSL writes before some keys.
 const PARAMETERS: &str = "EC PARAMETERS";
 
-/// How tokens are signed.
+/// Algorithm that signs tokens (RFC 7518 and RFC 8037).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// HMAC with SHA-256: every member has the one key.
+    /// HMAC with SHA-256; all members share the one secret key.
     Hs256,
     /// HMAC with SHA-384.
     Hs384,
@@ -57,12 +57,11 @@ pub enum Method {
     Es256,
     /// ECDSA over P-384 with SHA-384.
     Es384,
-    /// Ed25519.
     EdDsa,
 }
 
 impl Method {
-    /// All of them.
+    /// All methods that `--auth-token` accepts.
     pub const ALL: [Self; 12] = [
         Self::Hs256,
         Self::Hs384,
@@ -78,7 +77,7 @@ impl Method {
         Self::EdDsa,
     ];
 
-    /// Its name in `--auth-token` and in tokens.
+    /// Returns the method's name in `--auth-token` and in token headers.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -119,7 +118,7 @@ impl Method {
         }
     }
 
-    /// What its keys are, for a message.
+    /// Describes the method's keys, for an error message.
     fn keys(self) -> &'static str {
         match self.kind() {
             Kind::Hmac(_) => "any bytes",
@@ -144,41 +143,39 @@ struct Curve {
     verifies: &'static EcdsaVerificationAlgorithm,
 }
 
-/// Why tokens can't be signed or checked. The texts say what to do, and nothing of what is in a file.
+/// Why tokens can't be signed or verified. The messages say what to do, and show nothing of a
+/// file's contents.
 #[derive(Debug, thiserror::Error)]
 pub enum JwtError {
-    /// Neither file was given, or an empty one.
+    /// No key was given, or the HMAC key file is empty.
     #[error("--auth-token: {method} needs {needs}", method = .0.name(), needs = match .0.kind() {
         Kind::Hmac(_) => "priv-key=FILE, whose bytes are the key",
         _ => "priv-key=FILE to sign tokens, or at least pub-key=FILE to check them",
     })]
     NoKey(Method),
-    /// A file can't be read.
+    /// A key file can't be read.
     #[error("--auth-token: cannot read {option} {}", path.display())]
     Read {
-        /// Which.
+        /// Suboption that names the file: `priv-key` or `pub-key`.
         option: &'static str,
-        /// Where.
         path: PathBuf,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
-    /// It holds no key of the method's kind.
+    /// A key file holds no key of the method's kind.
     #[error(
         "--auth-token: {option} {} holds no key that {method} can use: give {keys} in PEM{}",
         path.display(), if *.option == PRIVATE { ", not encrypted" } else { "" },
         method = method.name(), keys = method.keys()
     )]
     Unusable {
-        /// Which.
+        /// Suboption that names the file: `priv-key` or `pub-key`.
         option: &'static str,
-        /// Where.
         path: PathBuf,
-        /// Who should use it.
+        /// Method that needs the key.
         method: Method,
     },
-    /// Two halves of two keys.
+    /// The public key is not that of the private key.
     #[error(
         "--auth-token: pub-key and priv-key don't belong together: leave pub-key away, which priv-key holds as well"
     )]
@@ -196,7 +193,7 @@ pub(super) enum Signer {
 }
 
 impl Signer {
-    /// `None` if the system has no random numbers.
+    /// Returns the signature, or `None` if signing fails because the system has no random numbers.
     pub(super) fn sign(&self, message: &[u8]) -> Option<Vec<u8>> {
         let random = SystemRandom::new();
         match self {
@@ -235,7 +232,7 @@ impl Verifier {
     }
 }
 
-/// What signs, if there is a private key, and what checks.
+/// Loads the signer, if there is a private key, and the verifier.
 pub(super) fn load(options: &JwtOptions) -> Result<(Option<Signer>, Verifier), JwtError> {
     let method = options.method;
     let private = options.private_key.as_deref().map(|path| read(PRIVATE, path)).transpose()?;
@@ -280,7 +277,8 @@ fn read(option: &'static str, path: &Path) -> Result<Zeroizing<Vec<u8>>, JwtErro
     let failed = |source| JwtError::Read { option, path: path.to_owned(), source };
     let file = std::fs::File::open(path).map_err(failed)?;
     let mut bytes = Zeroizing::new(Vec::new());
-    // A part of a key would sign what nobody else takes.
+    // A truncated HMAC key would still sign, but no other holder of the key would accept the
+    // tokens.
     let read = file.take(MAX_KEY_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
     if read as u64 > MAX_KEY_BYTES {
         return Err(failed(std::io::ErrorKind::FileTooLarge.into()));
@@ -288,7 +286,7 @@ fn read(option: &'static str, path: &Path) -> Result<Zeroizing<Vec<u8>>, JwtErro
     Ok(bytes)
 }
 
-/// The first thing in a PEM file that may be a key: its label and what it holds.
+/// Returns the label and contents of the first PEM block that may be a key.
 fn first(pem: &[u8]) -> Option<(String, Zeroizing<Vec<u8>>)> {
     let found = Pem::iter_from_buffer(pem).filter_map(Result::ok);
     let mut keys = found.filter(|found| found.label != PARAMETERS);
@@ -318,7 +316,7 @@ fn ecdsa(pkcs8: &[u8], curve: &Curve) -> Option<Signer> {
     Some(Signer::Ecdsa(Box::new(key)))
 }
 
-/// A key as SEC 1 writes it, in the envelope that says its curve (RFC 5208).
+/// Wraps a SEC 1 key in a PKCS #8 envelope, which names its curve (RFC 5208).
 fn pkcs8(curve: &Curve, sec1: &[u8]) -> Zeroizing<Vec<u8>> {
     const INTEGER_0: &[u8] = &[0x02, 0x01, 0x00];
     const OBJECT: u8 = 0x06;
@@ -330,7 +328,7 @@ fn pkcs8(curve: &Curve, sec1: &[u8]) -> Zeroizing<Vec<u8>> {
     der(SEQUENCE, &[INTEGER_0, &kind, &der(OCTETS, &[sec1])])
 }
 
-/// One DER value. What is longer than any key is not a key's, and comes out wrong.
+/// Encodes one DER value. The encoding is wrong for a value of 64 KiB or more, which no key has.
 fn der(tag: u8, parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let mut out = Zeroizing::new(vec![tag]);
@@ -346,7 +344,7 @@ fn der(tag: u8, parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
     out
 }
 
-/// The bits of a public key, or of a certificate's.
+/// Returns the key bits of a PEM public key, or of a certificate's public key.
 fn public_key(pem: &[u8], kind: &Kind) -> Option<Vec<u8>> {
     let (label, der) = first(pem)?;
     match label.as_str() {

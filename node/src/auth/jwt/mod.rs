@@ -1,13 +1,14 @@
-//! Signed tokens (RFC 7519): what they say is believed because whoever has the key has signed it.
+//! Signed tokens (JWT, RFC 7519). The signature proves that the token comes from a holder of the
+//! key.
 //!
-//! A member signs one for who has said a password, with etcd's claims: `username`, `revision` (of users and
-//! roles) and `exp`. Members share the key; one that has its public half alone can check and not sign.
-//! Nothing is remembered of a token, so that nothing ends it but its time and the next change of users and
-//! roles.
+//! A member signs a token for a user who has authenticated with a password. It has etcd's claims:
+//! `username`, `revision` (of users and roles) and `exp`. Members share the key. A member that has
+//! only the public key can verify tokens but not sign them. Members keep no record of signed
+//! tokens, so a token ends only when it expires or when users or roles change.
 //!
-//! The key decides the one algorithm that is taken, never the token: what names another, or none, is
-//! refused before its signature is looked at. A token that was signed somewhere else counts alike, with or
-//! without `exp`, as in etcd (server/auth/jwt.go).
+//! The key decides the one accepted algorithm, never the token. A token whose header names another
+//! algorithm, or none, is refused before its signature is checked. Tokens that were signed
+//! elsewhere are accepted too, with or without `exp`, as in etcd (server/auth/jwt.go).
 
 mod keys;
 
@@ -23,23 +24,23 @@ use zeroize::Zeroizing;
 pub use self::keys::{JwtError, Method};
 use self::keys::{Signer, Verifier};
 
-/// Bytes of a token; nobody could send a longer one in a header.
+/// Maximum length of a token in bytes. A longer one would not fit a request header.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
 
-/// What `--auth-token=jwt,…` says.
+/// Settings of `--auth-token=jwt,…`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JwtOptions {
-    /// `sign-method`
+    /// Signing algorithm (`sign-method`).
     pub method: Method,
-    /// `pub-key`
+    /// File with the public key (`pub-key`).
     pub public_key: Option<PathBuf>,
-    /// `priv-key`
+    /// File with the private key (`priv-key`).
     pub private_key: Option<PathBuf>,
-    /// `ttl`
+    /// Lifetime of a token (`ttl`).
     pub ttl: Duration,
 }
 
-/// Signs and checks tokens.
+/// Signs and verifies tokens, with the keys of `--auth-token`.
 pub struct Jwt {
     method: Method,
     ttl: Duration,
@@ -47,27 +48,27 @@ pub struct Jwt {
     verifier: Verifier,
 }
 
-/// Not the keys.
+/// Shows the method, and leaves out the keys.
 impl fmt::Debug for Jwt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Jwt").field("method", &self.method).finish_non_exhaustive()
     }
 }
 
-/// What a token says, once its signature was checked.
+/// Claims of a token whose signature was verified.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claims {
-    /// Whose it is.
+    /// Name of the user that the token identifies.
     pub user: String,
-    /// By which revision of users and roles.
+    /// Revision of users and roles when the token was signed.
     pub revision: u64,
-    /// From when on it counts, and until when, as seconds since 1970.
+    /// Times between which the token is valid, in seconds since 1970; `None` for no limit.
     not_before: Option<f64>,
     until: Option<f64>,
 }
 
 impl Claims {
-    /// Whether the token counts at `now`, in seconds since 1970.
+    /// Whether the token is valid at `now`, in seconds since 1970.
     #[must_use]
     pub fn hold_at(&self, now: i64) -> bool {
         #[allow(clippy::cast_precision_loss, reason = "seconds since 1970 are far below 2^53")]
@@ -77,19 +78,20 @@ impl Claims {
     }
 }
 
-/// Why a token says nothing.
+/// Why a token is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// Not three parts of unpadded base64url, or too long.
+    /// The token is too long, or does not consist of three parts of unpadded base64url.
     #[error("it is no JWT")]
     Malformed,
-    /// Another algorithm than the key's, or something that must be understood and isn't.
+    /// The header names another algorithm than the key's, or has a `crit` field, whose extensions
+    /// are not supported here.
     #[error("its header asks for what is not done here")]
     Header,
-    /// Nobody who has the key has signed this.
+    /// The signature was not made with the key.
     #[error("its signature is wrong")]
     Signature,
-    /// Signed, but a claim is missing or of another type.
+    /// The token is signed, but a claim is missing or has the wrong type.
     #[error("its claims can't be read")]
     Claims,
 }
@@ -110,23 +112,24 @@ struct Payload {
     nbf: Option<f64>,
 }
 
-/// A number: one that is there and null is none.
+/// Deserialises an optional number. The field may be missing, but `null` is an error.
 fn number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
     f64::deserialize(from).map(Some)
 }
 
 impl Jwt {
-    /// Reads the keys.
+    /// Loads the keys from their files.
     ///
     /// # Errors
-    /// If there is none, one can't be read, one is of another kind than the method, or the two don't
-    /// belong together.
+    /// Fails if there is no key, a file can't be read, a key does not fit the method, or the two
+    /// keys are not a pair.
     pub fn load(options: &JwtOptions) -> Result<Self, JwtError> {
         let (signer, verifier) = keys::load(options)?;
         Ok(Self { method: options.method, ttl: options.ttl, signer, verifier })
     }
 
-    /// A token for `user`; `None` where there is only a public key.
+    /// Returns a signed token for `user`, or `None` without a private key. `now` is in seconds
+    /// since 1970.
     #[must_use]
     pub fn sign(&self, user: &str, revision: u64, now: i64) -> Option<Zeroizing<String>> {
         let signer = self.signer.as_ref()?;
@@ -141,10 +144,11 @@ impl Jwt {
         Some(token)
     }
 
-    /// What `token` says, whenever it counts.
+    /// Verifies the signature of `token` and returns its claims, without checking its validity
+    /// period.
     ///
     /// # Errors
-    /// If it was not signed with the key, or doesn't say who its user is.
+    /// Fails if the token was not signed with the key, or does not name its user.
     pub fn read(&self, token: &str) -> Result<Claims, TokenError> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(TokenError::Malformed);

@@ -1,4 +1,5 @@
-//! With keys that OpenSSL made, for these tests alone, and tokens that etcd's library signed with them.
+//! Tests with keys that OpenSSL made for these tests alone, and with tokens that etcd's JWT library
+//! signed with them.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// 2100: what the tokens in `etcd-tokens.txt` say.
+/// Expiry time of the tokens in `etcd-tokens.txt`: the year 2100.
 const UNTIL: i64 = 4_102_444_800;
 
 fn fixture(name: &str) -> PathBuf {
@@ -24,7 +25,7 @@ fn load(method: Method, private: &str, public: &str) -> Result<Jwt, String> {
     Jwt::load(&options(method, private, public)).map_err(|error| error.to_string())
 }
 
-/// Of each method: the private key, and the public one if it has one.
+/// Returns the file names of the method's private key, and of its public key if it has one.
 fn files(method: Method) -> (&'static str, &'static str) {
     match method {
         Method::Hs256 | Method::Hs384 | Method::Hs512 => ("hmac.key", ""),
@@ -35,7 +36,7 @@ fn files(method: Method) -> (&'static str, &'static str) {
     }
 }
 
-/// A token of these parts, signed by whoever has the HMAC key.
+/// Signs a token with these parts, using the HMAC key.
 fn signed(header: &Value, payload: &Value) -> String {
     let key =
         ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &std::fs::read(fixture("hmac.key")).unwrap());
@@ -141,7 +142,7 @@ fn an_rsa_key_of_another_size_is_refused() {
     for (bits, is_taken) in
         [(1024, false), (2040, false), (2048, true), (8192, true), (8200, false)]
     {
-        // A modulus of so many bits, and the exponent 65537: nobody signs here.
+        // A modulus of `bits` bits, and the exponent 65537. The key is never used to sign.
         let modulus = [&[0][..], &vec![0xff; bits / 8]].concat();
         let integer = |bytes: &[u8]| der(0x02, bytes);
         let numbers = [integer(&modulus), integer(&[1, 0, 1])].concat();
@@ -157,7 +158,7 @@ fn an_rsa_key_of_another_size_is_refused() {
     }
 }
 
-/// One DER value of any length.
+/// Encodes one DER value, with a two-byte length.
 fn der(tag: u8, value: &[u8]) -> Vec<u8> {
     let length = u16::try_from(value.len()).unwrap().to_be_bytes();
     [&[tag, 0x82], &length[..], value].concat()
@@ -179,7 +180,7 @@ fn the_key_says_the_algorithm_and_not_the_token() {
     let payload = json!({ "username": "root", "revision": 9, "exp": UNTIL });
     let part = |part: &Value| BASE64URL_NOPAD.encode(part.to_string().as_bytes());
     let rsa = load(Method::Rs256, "", "rsa-pub.pem").unwrap();
-    // The public key is known to everybody: as an HMAC key it would let anybody sign.
+    // The public key is no secret: if it were accepted as an HMAC key, anybody could sign.
     let public = std::fs::read(fixture("rsa-pub.pem")).unwrap();
     for alg in ["HS256", "RS256", "hs256", "none", "None", ""] {
         let text = format!("{}.{}", part(&json!({ "alg": alg })), part(&payload));
@@ -219,7 +220,7 @@ fn what_is_no_token_is_refused() {
     ] {
         assert_eq!(jwt.read(&token), Err(TokenError::Malformed), "{token}");
     }
-    // The longest that is looked at.
+    // A token just below the maximum length is parsed.
     assert!(jwt.read(&format!("{first}.{}.{third}", "A".repeat(MAX_TOKEN_BYTES - 100))).is_err());
 }
 
