@@ -1,8 +1,8 @@
-//! Errors in one line.
+//! Formats an error and its causes as one line.
 
 use std::{error::Error, fmt::Write as _};
 
-/// An error and its causes.
+/// Returns the text of an error, followed by the texts of its causes.
 #[must_use]
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();

@@ -1,9 +1,11 @@
-//! Log lines as etcd's tools know them, written without ever holding anybody up.
+//! Writes log lines in etcd's format, without ever blocking the threads that log.
 //!
-//! A line is formatted where it is logged and handed to a thread of its own through a bounded
-//! queue. If the reader of the log is stuck, lines are dropped and counted, and the count is told
-//! with the next line that passes: the data path never waits for a log (etcd #22214). Only a line
-//! with the field `fatal = true` is waited for, a moment: nothing is left to be held up by then.
+//! A line is formatted by the thread that logs it, and passes through a bounded queue to the writer
+//! thread. If the reader of the log is stuck, lines are dropped and counted, and the next line that
+//! passes contains the count. So the data path never waits for the log (etcd #22214).
+//!
+//! Only a line with the field `fatal = true` is waited for, for a short time, because the process
+//! aborts right after it.
 
 use std::{
     fmt::{self, Write as _},
@@ -30,23 +32,24 @@ use tracing_subscriber::{
 
 use crate::config::{LogFormat, LogOutput};
 
-/// Lines that may wait for the writer; more are dropped and counted.
+/// Maximum number of queued lines. Further lines are dropped and counted.
 const QUEUE_LINES: usize = 8192;
-/// How long a fatal line waits to be written: the process aborts right after it.
+/// Maximum time to wait until a fatal line is written. The process aborts right after it.
 const URGENT: Duration = Duration::from_millis(100);
-/// How long the end of the process waits for the last lines.
+/// Maximum time to wait for the last lines when the process ends.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// Of all logs of this process.
+/// Number of lines dropped by all logs of this process.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Lines that this process has dropped so far because the reader of its log was too slow.
+/// Returns the number of lines that this process has dropped because the reader of its log was too
+/// slow.
 #[must_use]
 pub fn lines_dropped() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
-/// Keeps the log going; dropping it writes what is left.
+/// Handle of the log. Dropping it writes the queued lines.
 pub struct Logging {
     lines: Option<mpsc::SyncSender<Line>>,
     ended: mpsc::Receiver<()>,
@@ -55,16 +58,17 @@ pub struct Logging {
 
 enum Line {
     Text(String),
-    /// The process is about to abort: who logged it waits a moment.
+    /// A fatal line. Its sender waits until it is written, because the process is about to abort.
     Urgent(String, mpsc::SyncSender<()>),
     End,
 }
 
 impl Logging {
-    /// Opens the outputs and becomes the process's log.
+    /// Opens the outputs and installs the log as the global one of this process.
     ///
     /// # Errors
-    /// If a file can't be opened, or is a link, a pipe or another's second name.
+    /// Fails if a file can't be opened, or if it is a symbolic link, a pipe or a file with several
+    /// names.
     pub fn start(
         level: Level,
         format: LogFormat,
@@ -76,7 +80,7 @@ impl Logging {
                 LogOutput::Stderr => Box::new(io::stderr()),
                 LogOutput::Stdout => Box::new(io::stdout()),
                 LogOutput::File(path) if path == Path::new("/dev/null") => Box::new(io::sink()),
-                // A link that somebody left there isn't written through.
+                // Opening through a symbolic link is refused: somebody else may have put it there.
                 LogOutput::File(path) => Box::new(muster_files::open(
                     path,
                     std::fs::OpenOptions::new().create(true).append(true),
@@ -85,12 +89,12 @@ impl Logging {
         }
         let (logging, layer) = start(level, format, writers)
             .map_err(muster_files::Error::io("start a thread for", Path::new("the log")))?;
-        // A second start in one process (tests) keeps the first log.
+        // A second start in one process happens in tests, and keeps the first log.
         let _ = tracing_subscriber::registry().with(layer).try_init();
         Ok(logging)
     }
 
-    /// Lines dropped so far because their reader was too slow.
+    /// Returns the number of lines that this log has dropped because its reader was too slow.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
@@ -100,7 +104,7 @@ impl Logging {
 impl Drop for Logging {
     fn drop(&mut self) {
         if let Some(lines) = self.lines.take() {
-            // If the queue is full its reader is stuck, and there is nothing to wait for.
+            // A full queue means that the reader is stuck, so waiting would not help.
             if lines.try_send(Line::End).is_ok() {
                 let _ = self.ended.recv_timeout(FLUSH);
             }
@@ -124,7 +128,7 @@ fn start(
                 Ok(Line::End) | Err(_) => break,
             };
             for writer in &mut writers {
-                // There is nowhere left to say that it failed.
+                // A failure to write the log can't be reported anywhere.
                 let _ = writer.write_all(line.as_bytes()).and_then(|()| writer.flush());
             }
             if let Some(written) = written {
@@ -143,20 +147,20 @@ fn start(
     Ok((Logging { lines: Some(lines), ended, dropped }, layer))
 }
 
-/// The layer that makes lines of events.
+/// The tracing layer that turns events into lines.
 struct Lines {
     level: Level,
     format: LogFormat,
     lines: mpsc::SyncSender<Line>,
     dropped: Arc<AtomicU64>,
-    /// How many of the dropped lines have been told of.
+    /// Number of dropped lines that later lines have reported.
     told: AtomicU64,
 }
 
 impl<S: Subscriber> Layer<S> for Lines {
     fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
         let ours = ["muster", "node_consensus"].iter().any(|p| metadata.target().starts_with(p));
-        // Any client can make the HTTP/2 library warn, as often as it likes.
+        // Any client can make the HTTP/2 library warn as often as it likes.
         let others = if metadata.target().starts_with("h2") { Level::ERROR } else { Level::WARN };
         let least = if ours { self.level } else { self.level.min(others) };
         *metadata.level() <= least
@@ -230,12 +234,12 @@ fn json(text: &str) -> serde_json::Value {
     serde_json::Value::from(text)
 }
 
-/// What an event carries: its message, and the rest as JSON members, each with a comma before it.
+/// Fields of an event: its message, and the others as JSON members, each preceded by a comma.
 #[derive(Default)]
 struct Fields {
     message: String,
     json: String,
-    /// The process ends with this line.
+    /// Whether the process ends after this line.
     fatal: bool,
 }
 
@@ -323,7 +327,7 @@ mod tests {
         assert!(made.success());
         let open =
             |path| Logging::start(Level::INFO, LogFormat::Json, &[LogOutput::File(path)]).map(drop);
-        // The pipe last: opened as a plain file, it would wait here for its reader.
+        // The pipe comes last: opened as a plain file, it would block until it has a reader.
         for refused in ["link", "pipe"] {
             assert!(open(path(refused)).is_err_and(|error| error.is_refusal()), "{refused}");
         }
@@ -365,7 +369,7 @@ mod tests {
         });
     }
 
-    /// A reader that is stuck until it is let go.
+    /// A writer that blocks until the test releases it.
     struct Stuck(Arc<(Mutex<bool>, Condvar)>, Memory);
 
     impl Write for Stuck {
@@ -389,7 +393,8 @@ mod tests {
         let subscriber = tracing_subscriber::registry().with(layer);
         tracing::subscriber::with_default(subscriber, || {
             for n in 0..QUEUE_LINES + 100 {
-                // Errors as well: to wait for each would take a quarter of an hour.
+                // Errors must not wait either: waiting for each of these would take a quarter of an
+                // hour.
                 tracing::error!(n, "line");
             }
             assert!(logging.dropped() >= 99, "{}", logging.dropped());

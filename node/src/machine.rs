@@ -1,8 +1,8 @@
-//! The seam between the driver and the replicated state.
+//! The interface between the driver and the replicated state.
 //!
-//! The driver knows entries as an index, a term, a kind and bytes; the state machine knows what the bytes
-//! mean. Whatever the state machine holds (data, applied index, members) changes in one storage
-//! transaction per batch, so that no crash can leave one without the other.
+//! To the driver, an entry is an index, a term, a kind and bytes; only the state machine knows the
+//! meaning of the bytes. All of the state machine's state (data, applied index, members) changes in
+//! one storage transaction per batch. So a crash can't leave one part changed and another not.
 
 use std::io::{Read, Write};
 
@@ -10,92 +10,94 @@ use bytes::Bytes;
 
 pub use node_consensus::{ConfChange, EntryKind, Members, Position};
 
-/// One committed entry.
+/// A committed log entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
-    /// Where it stands.
+    /// Index and term of the entry.
     pub position: Position,
-    /// What it is.
     pub kind: EntryKind,
     /// The proposer's bytes, opaque to the driver.
     pub data: Bytes,
 }
 
-/// Chosen by the proposer, carried in the entry's bytes, unique for the life of the cluster:
-/// how an outcome finds the request that waits for it.
+/// Id of a request, unique for the life of the cluster. The proposer chooses it and puts it into
+/// the entry's bytes. When the entry is applied, the outcome is matched to the waiting request by
+/// this id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// What applying a batch of entries gave.
+/// Result of applying a batch of entries.
 #[derive(Debug)]
 pub struct Applied<O> {
-    /// Where the machine stands now.
+    /// Position of the last applied entry.
     pub at: Position,
-    /// An outcome for each entry that carries a request, for who waits.
+    /// Request id and outcome of each entry that carries a request.
     pub outcomes: Vec<(RequestId, O)>,
-    /// What became of each entry of kind [`EntryKind::ConfChange`], in order.
+    /// Result of each entry of kind [`EntryKind::ConfChange`], in log order.
     pub changes: Vec<AppliedChange>,
 }
 
-/// What became of one change of members.
+/// Result of a change of members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AppliedChange {
-    /// The entry that asked for it.
+    /// Index of the entry that asked for the change.
     pub index: u64,
-    /// What consensus has to do; nothing if it was refused.
+    /// Change that consensus has to make; `None` if it was refused or needs none.
     pub change: Option<ConfChange>,
-    /// Who belongs to the cluster after it.
+    /// Voters and learners of the cluster after the entry.
     pub members: Members,
 }
 
-/// The state at one position, to be written while the state machine goes on.
+/// The whole state at one position, which can be written while the state machine goes on.
 pub trait Snapshot: Send + 'static {
-    /// Why it can't be written.
+    /// Why the snapshot can't be written.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// The last entry in it.
+    /// Returns the position of the last entry that the snapshot includes.
     fn position(&self) -> Position;
 
-    /// Who belonged to the cluster at that position.
+    /// Returns the voters and learners at that position.
     fn members(&self) -> Members;
 
-    /// Writes it, for a member that is too far behind the log.
+    /// Writes the snapshot, to be sent to a member that is too far behind the log.
     fn write(&self, out: &mut dyn Write) -> Result<(), Self::Error>;
 }
 
-/// The replicated state, as the driver sees it.
+/// The replicated state, as the driver uses it.
 ///
 /// Every error is fatal: the process stops, and the restart recovers from log and checkpoint.
 pub trait StateMachine: Send + 'static {
-    /// What one applied request answers.
+    /// Result of one applied request.
     type Outcome: Send + 'static;
-    /// Why the state can't go on.
+    /// Why the state machine can't continue.
     type Error: std::error::Error + Send + Sync + 'static;
-    /// The whole state at one position.
+    /// Snapshot of the whole state at one position.
     type Snapshot: Snapshot;
 
-    /// Whether a restart would meet the same error again.
+    /// Whether the error would occur again after a restart.
     fn is_final(error: &Self::Error) -> bool;
 
-    /// The last entry applied.
+    /// Returns the position of the last applied entry.
     fn applied(&self) -> Position;
 
-    /// The last entry whose effects survive a crash; the log keeps everything after it.
+    /// Returns the position of the last entry whose effects survive a crash. The log keeps all
+    /// later entries.
     fn durable(&self) -> Position;
 
-    /// Who belongs to the cluster at `applied()`.
+    /// Returns the voters and learners at `applied()`.
     fn members(&self) -> Members;
 
     /// Applies `entries` in order, in one transaction, not yet durable. Entries at or below
     /// `applied()` are skipped.
     fn apply(&mut self, entries: &[Committed]) -> Result<Applied<Self::Outcome>, Self::Error>;
 
-    /// Makes everything applied durable; returns the new `durable()`.
+    /// Makes all applied entries durable, and returns the new `durable()`.
     fn checkpoint(&mut self) -> Result<Position, Self::Error>;
 
-    /// The whole state at `applied()`. Cheap; the writing is what takes long.
+    /// Returns a snapshot of the whole state at `applied()`. This is cheap; writing the snapshot
+    /// takes long.
     fn snapshot(&self) -> Self::Snapshot;
 
-    /// Replaces the whole state, durably, by what [`Snapshot::write`] wrote.
+    /// Replaces the whole state, durably, by a snapshot that [`Snapshot::write`] wrote.
     fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, Self::Error>;
 }

@@ -1,5 +1,5 @@
-//! `muster-node`: reads its command line, runs a node or another command, and ends with a code that
-//! says why.
+//! `muster-node`: parses its command line, runs a node or another command, and exits with a code
+//! that gives the reason.
 
 use std::{io::Write as _, process::ExitCode};
 
@@ -11,8 +11,11 @@ use muster_node::{
     server,
 };
 
+/// Exit code of a failure that a restart may cure.
 const FAILED: u8 = 1;
+/// Exit code of a wrong command line or configuration.
 const USAGE: u8 = 2;
+/// Exit code of a failure that every further start would meet again.
 const DO_NOT_RESTART: u8 = 3;
 
 fn main() -> ExitCode {
@@ -21,7 +24,7 @@ fn main() -> ExitCode {
     if let Some(code) = commands::run(&args) {
         return ExitCode::from(code);
     }
-    // Variables that aren't text can't be ours.
+    // All variables of the node have UTF-8 names and values; others are ignored.
     let environment = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
     match config::parse(args, environment) {
@@ -57,8 +60,8 @@ fn run(config: &Config, remarks: &[Remark]) -> ExitCode {
         }
     };
     let result = runtime.block_on(server::run(config));
-    // A start that was told to stop may leave a thread that reads or writes what the next one begins
-    // anew: it is not waited for.
+    // If a start was told to stop, one of its threads may still read or write files. It is not
+    // waited for, because the next start does that work again from the beginning.
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -81,6 +84,6 @@ fn print(text: &str) -> ExitCode {
 }
 
 fn complain(text: &str) {
-    // There is nowhere left to say that it failed.
+    // A failure to print can't be reported anywhere.
     let _ = writeln!(std::io::stderr(), "muster-node: {text}");
 }

@@ -1,37 +1,40 @@
-//! Memory that clients make the node hold, and who may have how much of it.
+//! Bounds on the memory that clients make the node hold.
 //!
-//! One connection holds so much, and one network an equal share of what all of them may hold.
-//! Whoever fills his share keeps nobody else from theirs. Nobody has to share with those who hold
-//! little: there are many of them, and they come and go with each request.
+//! One connection may hold a fixed amount. All connections together have a total, of which each
+//! network gets an equal share. So a network that fills its share takes nothing from the others.
+//! Networks that hold little are not counted among the sharers, because there are many of them and
+//! they change with each request.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What may be held, in bytes.
+/// Bounds on held memory, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// By one connection.
+    /// Maximum for one connection.
     pub(crate) connection: usize,
-    /// By all of them: a network has an equal share.
+    /// Maximum for all connections together; each network has an equal share of it.
     pub(crate) all: usize,
-    /// By anybody, whatever the others hold. Who holds no more takes nothing from their shares.
+    /// Minimum that every connection and network may hold, whatever the others hold. A network that
+    /// holds no more is not counted as a sharer.
     pub(crate) least: usize,
 }
 
-/// How much of his bounds somebody may fill, in eighths: what must not be kept waiting finds room
-/// where the rest finds none.
+/// Part of the bounds that a charge may fill, in eighths. Charges that must not wait may fill more
+/// than others, so they find room where the others find none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part(pub(crate) usize);
 
-/// An answer up to this is small.
+/// Maximum size in bytes of a small answer.
 const SMALL_ANSWER_BYTES: usize = 16 << 10;
 
 impl Part {
     pub(crate) const WHOLE: Self = Self(8);
 
-    /// Of an answer of so many bytes: whoever waits for a large one can still write.
+    /// Returns the part for an answer of `bytes` bytes. Large answers may not fill the bounds, so a
+    /// client that waits for one can still write.
     pub(crate) const fn of_answer(bytes: usize) -> Self {
         if bytes > SMALL_ANSWER_BYTES { Self(7) } else { Self::WHOLE }
     }
@@ -41,7 +44,7 @@ impl Part {
     }
 }
 
-/// What all connections hold.
+/// Memory held by all connections, and its bounds.
 #[derive(Debug)]
 pub(crate) struct Room {
     bounds: Bounds,
@@ -51,12 +54,12 @@ pub(crate) struct Room {
 #[derive(Debug, Default)]
 struct Networks {
     held: BTreeMap<IpAddr, usize>,
-    /// How many of them hold more than the least.
+    /// Number of networks that hold more than `Bounds::least`.
     large: usize,
 }
 
 impl Networks {
-    /// Sets what `network` holds.
+    /// Sets the number of bytes that `network` holds.
     fn set(&mut self, network: IpAddr, bytes: usize, least: usize) {
         let before = match bytes {
             0 => self.held.remove(&network),
@@ -68,18 +71,18 @@ impl Networks {
 }
 
 impl Room {
-    /// An empty one.
+    /// Creates an account of all connections in which nothing is held.
     pub(crate) fn new(bounds: Bounds) -> Arc<Self> {
         Arc::new(Self { bounds, networks: Mutex::default() })
     }
 
-    /// The account of one connection.
+    /// Opens the account of a connection from `address`.
     pub(crate) fn open(self: &Arc<Self>, address: IpAddr) -> Arc<Account> {
         let network = muster_door::network(address);
         Arc::new(Account { room: Arc::clone(self), network, held: AtomicUsize::new(0) })
     }
 
-    /// What all hold.
+    /// Returns the number of bytes that all connections hold.
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {
         self.networks.lock().unwrap_or_else(PoisonError::into_inner).held.values().sum()
@@ -106,7 +109,7 @@ impl Room {
     }
 }
 
-/// What one connection holds.
+/// Memory held by one connection.
 #[derive(Debug)]
 pub(crate) struct Account {
     room: Arc<Room>,
@@ -115,13 +118,13 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// One that nobody bounds, for who comes over no connection.
+    /// Creates an account without bounds, for requests that come over no connection.
     pub(crate) fn unbounded() -> Arc<Self> {
         let bounds = Bounds { connection: usize::MAX, all: usize::MAX, least: usize::MAX };
         Room::new(bounds).open(std::net::Ipv4Addr::UNSPECIFIED.into())
     }
 
-    /// What it holds.
+    /// Returns the number of bytes that the connection holds.
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
@@ -144,7 +147,7 @@ impl Account {
     }
 }
 
-/// Something that an account holds, until it is dropped.
+/// Memory charged to an account, which is released on drop.
 #[derive(Debug)]
 pub struct Charge {
     account: Arc<Account>,
@@ -152,28 +155,28 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Nothing yet.
+    /// Creates a charge of 0 bytes.
     pub(crate) fn new(account: &Arc<Account>) -> Self {
         Self { account: Arc::clone(account), bytes: 0 }
     }
 
-    /// Another of the same account, of nothing yet.
+    /// Creates another charge of 0 bytes to the same account.
     pub(crate) fn another(&self) -> Self {
         Self::new(&self.account)
     }
 
-    /// What it is now.
+    /// Returns the size of the charge in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Makes it `bytes`, unless it is to grow and doesn't fit into `part` of the bounds: then it
-    /// stays as it is, and the answer is `false`.
+    /// Changes the charge to `bytes`. If that is more than before and exceeds `part` of the bounds,
+    /// the charge stays as it is and the result is `false`.
     pub(crate) fn set(&mut self, bytes: usize, part: Part) -> bool {
         self.change(bytes, Some(part))
     }
 
-    /// Makes it `bytes`, whether that fits or not.
+    /// Changes the charge to `bytes`, even if that exceeds the bounds.
     pub(crate) fn force(&mut self, bytes: usize) {
         self.change(bytes, None);
     }
@@ -205,7 +208,7 @@ mod tests {
         [10, 0, 0, last].into()
     }
 
-    /// As much as fits, ten at a time.
+    /// Charges as much as fits, in steps of ten bytes.
     fn fill(account: &Arc<Account>, part: Part) -> (Charge, usize) {
         let mut charge = Charge::new(account);
         let mut held = 0;

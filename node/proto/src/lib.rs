@@ -58,7 +58,7 @@ pub mod leasepb {
     generated!("leasepb");
 }
 
-/// etcd's Lock service.
+/// Messages and service of etcd's distributed lock.
 #[allow(
     clippy::all,
     clippy::allow_attributes_without_reason,
@@ -70,7 +70,7 @@ pub mod v3lockpb {
     generated!("v3lockpb");
 }
 
-/// etcd's Election service.
+/// Messages and service of etcd's leader election.
 #[allow(
     clippy::all,
     clippy::allow_attributes_without_reason,

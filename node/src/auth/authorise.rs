@@ -19,7 +19,6 @@ pub enum Caller {
     Nobody,
     /// A user who has authenticated.
     User {
-        /// The user's name.
         name: Arc<str>,
         /// Revision of users and roles at which the user was identified.
         revision: u64,

@@ -1,4 +1,4 @@
-//! `muster-node data status`
+//! `muster-node data`: shows the state of a data directory, or makes a new cluster from it.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -16,11 +16,11 @@ use crate::{
     server,
 };
 
-/// No start here will do: the member was removed, or has lost data.
+/// Exit code: the member can't be started, because it was removed or its data is damaged or lost.
 const NO_START: u8 = 3;
-/// A member runs there.
+/// Exit code: a member is running in the directory.
 const IN_USE: u8 = 4;
-/// Nobody's data.
+/// Exit code: the directory holds no member's data.
 const EMPTY: u8 = 5;
 
 #[derive(Debug, Subcommand)]
@@ -103,12 +103,13 @@ pub(super) fn run(command: &Data) -> u8 {
     }
 }
 
-/// Becomes a program that is killed when `parent` ends, however that ends. Returns only on failure.
+/// Replaces this process by a program that is killed when `parent` ends for any reason. Returns
+/// only on failure.
 fn run_tied(parent: u32, program: &Path, arguments: &[String]) -> io::Error {
     if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return errno.into();
     }
-    // It may have ended before that.
+    // The parent may have ended before the signal was set up.
     let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
     if now.and_then(|pid| u32::try_from(pid).ok()) != Some(parent) {
         return io::Error::other("whoever started this is gone");

@@ -1,5 +1,6 @@
-//! What `muster-node` does besides running a member: it looks at data directories, and saves, shows
-//! and restores snapshots. Results go to standard output, everything else to standard error.
+//! The commands of `muster-node` other than running a member: they look at data directories, and
+//! save, show and restore snapshots. Results go to standard output, everything else to standard
+//! error.
 
 mod data;
 mod save;
@@ -14,9 +15,9 @@ use clap::{Parser, Subcommand};
 
 use crate::causes::chain;
 
-/// It failed; trying again may help.
+/// Exit code of a failure; trying again may help.
 const FAILED: u8 = 1;
-/// The command line is wrong.
+/// Exit code of a wrong command line.
 const USAGE: u8 = 2;
 
 #[derive(Debug, Parser)]
@@ -36,8 +37,8 @@ enum Tool {
     Snapshot(snapshot::Snapshot),
 }
 
-/// Runs the command that `args` (without the program's name) ask for, and returns the exit code;
-/// `None` if they ask for none, but for a member.
+/// Runs the command that `args` (without the program's name) name, and returns its exit code.
+/// Returns `None` if `args` name no command, which means that a member is to be run.
 #[must_use]
 pub fn run(args: &[String]) -> Option<u8> {
     if !matches!(args.first().map(String::as_str), Some("data" | "snapshot")) {
@@ -49,36 +50,36 @@ pub fn run(args: &[String]) -> Option<u8> {
         Ok(Cli { command: Tool::Snapshot(command) }) => snapshot::run(&command),
         Err(error) => {
             let code = if error.use_stderr() { USAGE } else { 0 };
-            // There is nowhere left to say that it failed.
+            // A failure to print can't be reported anywhere.
             let _ = error.print();
             code
         }
     })
 }
 
-/// One line, or one JSON document, on standard output.
+/// Prints a line or a JSON document on standard output, and returns the exit code.
 fn print(text: &str) -> u8 {
     let mut out = io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Ok(()) => 0,
-        // Whoever reads us has had enough (`| head`).
+        // The reader has closed the pipe (`| head`), which is no failure.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
         Err(_) => FAILED,
     }
 }
 
-/// Says why it failed.
+/// Prints an error with its causes on standard error.
 fn complain(error: &(dyn std::error::Error + 'static)) {
     say(&format!("Error: {}", chain(error)));
 }
 
-/// One line on standard error.
+/// Prints a line on standard error.
 fn say(text: &str) {
-    // There is nowhere left to say that it failed.
+    // A failure to print can't be reported anywhere.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// `name: value`, one a line.
+/// Text of lines in the form `name value`, with the values aligned.
 #[derive(Default)]
 struct Lines(String);
 

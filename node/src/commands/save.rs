@@ -1,4 +1,5 @@
-//! `muster-node snapshot save`: a member's data over its API, as a file.
+//! `muster-node snapshot save`: fetches a snapshot from a member over its API and writes it to a
+//! file.
 
 use std::{
     fs::{File, OpenOptions},
@@ -23,18 +24,19 @@ use crate::{
     tls::{ClientFiles, TlsError, client_config},
 };
 
-/// To connect may take this long.
+/// Timeout of a connection attempt.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Between two pieces of a snapshot; the first comes once the member has measured it.
+/// Maximum time to wait for the next chunk of a snapshot. The member sends the first one only after
+/// it has measured the snapshot.
 const STALLED: Duration = Duration::from_secs(60);
-/// From then on how far it is, is said.
+/// Delay before the first progress line.
 const TELL_AFTER: Duration = Duration::from_secs(2);
-/// So often.
+/// Interval between progress lines.
 const TELL_EACH: Duration = Duration::from_secs(1);
-/// One piece; etcd's are 32 KiB.
+/// Maximum size of a chunk in bytes; etcd's chunks have 32 KiB.
 const MAX_PIECE_BYTES: usize = 16 << 20;
 
-/// etcdctl's flags and variables.
+/// Flags and environment variables of `snapshot save`, which are etcdctl's.
 #[derive(Debug, Args)]
 pub(super) struct Save {
     /// The file to make.
@@ -118,7 +120,8 @@ pub(super) fn run(command: &Save) -> u8 {
 
 async fn save(command: &Save) -> Result<(), SaveError> {
     let target = &command.file;
-    // A device would lose its name to the file; a link may.
+    // Renaming the snapshot over a device would replace the device. Replacing a symbolic link is
+    // allowed.
     if target.symlink_metadata().is_ok_and(|found| !found.is_file() && !found.is_symlink()) {
         return Err(SaveError::Target(target.clone()));
     }
@@ -144,7 +147,7 @@ async fn save(command: &Save) -> Result<(), SaveError> {
     };
     let received = received.await;
     if received.is_err() {
-        // A piece of a snapshot helps nobody.
+        // An incomplete snapshot is of no use.
         let _ = std::fs::remove_file(&aside);
     }
     received
@@ -191,7 +194,8 @@ async fn connect(command: &Save) -> Result<Channel, SaveError> {
             let address =
                 format!("{}:{}", uri.host().unwrap_or_default(), uri.port_u16().unwrap_or(443));
             let name = ServerName::try_from(host).map_err(|_| wrong())?;
-            // What it dials speaks TLS; to the library it is a plain address.
+            // The connector makes the TLS connection. For the library this is a plain-text address,
+            // so that it does not add TLS itself.
             let plain = Endpoint::from_shared(format!("http://{address}")).map_err(failed)?;
             let dial = tower::service_fn(move |_: Uri| {
                 let (config, address, name) = (Arc::clone(&config), address.clone(), name.clone());

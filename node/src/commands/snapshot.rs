@@ -1,4 +1,4 @@
-//! `muster-node snapshot save|status|restore`: etcdctl's and etcdutl's flags, and their texts.
+//! `muster-node snapshot save|status|restore`, with the flags and texts of etcdctl and etcdutl.
 
 use std::{
     io::BufReader,
@@ -49,7 +49,7 @@ pub(super) enum Snapshot {
     Restore(Box<RestoreArgs>),
 }
 
-/// etcdutl's flags.
+/// Flags of `snapshot restore`, which are etcdutl's.
 #[derive(Debug, Args)]
 pub(super) struct RestoreArgs {
     /// The snapshot file.
@@ -103,7 +103,7 @@ pub(super) fn run(command: &Snapshot) -> u8 {
 fn status(file: &Path, json: bool) -> u8 {
     let read = || -> Result<FileStatus, EtcdFileError> {
         let open = || muster_files::open_named(file).map(BufReader::new).map_err(EtcdFileError::Io);
-        // A member's own file has no hash; one that is there has to be right.
+        // A member's own file has no hash, which is accepted. A hash that is present must be right.
         match EtcdFile::open(open()?, HashCheck::Required) {
             Ok(_) | Err(EtcdFileError::NoHash) => FileStatus::of(open()?),
             Err(error) => Err(error),
@@ -124,8 +124,8 @@ fn status(file: &Path, json: bool) -> u8 {
     }
 }
 
-/// As Go's `humanize.Bytes`: powers of 1000, rounded to tenths, and from 10 on once more, a half to
-/// the even number.
+/// Formats a size like Go's `humanize.Bytes`, in powers of 1000. The number is rounded to tenths.
+/// From 10 on, it is rounded again to a whole number, with halves to the even one.
 fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
     if bytes < 1000 {
@@ -149,7 +149,7 @@ fn restore(args: &RestoreArgs) -> u8 {
         return USAGE;
     }
     if args.bump_revision < 0 || (args.bump_revision > 0) != args.mark_compacted {
-        // Half of it would show clients a history that is not theirs.
+        // Either flag alone would show clients a history that is not the one they know.
         say("Error: --mark-compacted required if --bump-revision > 0");
         return USAGE;
     }

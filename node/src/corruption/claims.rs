@@ -1,38 +1,38 @@
-//! What a member says of its store.
+//! A member's claims about its own store.
 
 use node_proto::musterpb::store_claim::About;
 use node_proto::musterpb::{StoreAnswer, StoreClaim, StoreQuestion};
 
 use crate::mvcc::{KeyValueHash, ReadError, Store, StoreError, View};
 
-/// How far the store of whoever asks is.
+/// Position of the store of the member that asks (the leader).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question {
-    /// The last entry that it has applied.
+    /// Index of the last applied entry.
     pub index: u64,
-    /// Its newest revision.
+    /// Newest revision of the store.
     pub revision: i64,
-    /// Its last compaction.
+    /// Revision of the last compaction; -1 for none.
     pub compacted: i64,
 }
 
 impl Question {
-    /// About `view`.
+    /// Creates a question about the state that `view` shows.
     #[must_use]
     pub fn of(view: &View) -> Self {
         let index = view.applied().index;
         Self { index, revision: view.revision(), compacted: view.compacted() }
     }
 
-    /// As it goes to another member.
+    /// Encodes the question for another member.
     #[must_use]
     pub fn to_wire(self) -> StoreQuestion {
         let Self { index, revision, compacted } = self;
         StoreQuestion { index, revision, compacted }
     }
 
-    /// `None`: it is none. Other requests of members leave these fields out, and a store that has applied
-    /// nothing asks nothing.
+    /// Decodes a question. Returns `None` for any other request between members, since these leave
+    /// the fields out. A store that has applied no entry asks no question.
     #[must_use]
     pub fn from_wire(request: StoreQuestion) -> Option<Self> {
         let StoreQuestion { index, revision, compacted } = request;
@@ -40,48 +40,50 @@ impl Question {
     }
 }
 
-/// What a claim is about. Members of one cluster that make claims about the same subject must say the same.
+/// Subject of a claim. Members of a cluster that make claims about the same subject must make the
+/// same claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
-    /// Whether a store that has applied an entry, and maybe more since, is at least so far.
+    /// Whether a store that has applied the question's entry, and maybe later ones, has reached the
+    /// question's revision and compaction.
     Progress(Question),
-    /// What is there up to a revision, as a compaction has left it.
+    /// The data up to a revision, as a compaction has left it.
     Data {
-        /// Up to which.
+        /// Newest revision that the data includes.
         revision: i64,
-        /// Which compaction; -1: none.
+        /// Revision of the last compaction; -1 for none.
         compacted: i64,
     },
-    /// What a compaction found, of which a little more counts than otherwise (as in etcd).
+    /// The data that a compaction went through. Its hash covers slightly more than that of `Data`,
+    /// as in etcd.
     Compaction {
-        /// Its revision.
+        /// Revision of the compaction.
         revision: i64,
-        /// The one before it; -1: none.
+        /// Revision of the compaction before it; -1 for none.
         previous: i64,
     },
-    /// How far a store is that has applied this entry, and no more.
+    /// Newest revision and last compaction of a store that has applied the entry with this index,
+    /// and none after it.
     Entry(u64),
 }
 
-/// What is said about it.
+/// Value that a member claims for a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Value {
-    /// It is, or isn't.
+    /// Whether the store has reached the question's revision and compaction.
     Reached(bool),
-    /// Nobody knows: the store can't be read.
+    /// The store can't be read, so its state is unknown.
     Unreadable,
-    /// The checksum.
+    /// Hash of the subject's data.
     Hash(u32),
-    /// The newest revision and the last compaction.
+    /// Newest revision and revision of the last compaction.
     Stands(i64, i64),
 }
 
-/// One thing that a member says of its store.
+/// A member's claim about one subject of its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// What it is about.
     pub subject: Subject,
-    /// What it says.
     pub value: Value,
 }
 
@@ -96,7 +98,7 @@ impl Claim {
         Self { subject: Subject::Compaction { revision, previous }, value: Value::Hash(hash) }
     }
 
-    /// Of a store that can't be read.
+    /// Creates the claim of a member whose store can't be read.
     #[must_use]
     pub fn unreadable(question: Question) -> Self {
         Self { subject: Subject::Progress(question), value: Value::Unreadable }
@@ -123,7 +125,7 @@ impl Claim {
         }
     }
 
-    /// `None`: it is about something that this build doesn't know.
+    /// Decodes a claim. Returns `None` for a subject that this build does not know.
     fn from_wire(said: StoreClaim) -> Option<Self> {
         let StoreClaim { about: _, index, revision, compacted, reached, hash } = said;
         let question = Question { index, revision, compacted };
@@ -140,26 +142,27 @@ impl Claim {
     }
 }
 
-/// Claims, as they go to another member.
+/// Encodes claims for another member.
 #[must_use]
 pub fn to_wire(claims: Vec<Claim>) -> StoreAnswer {
     StoreAnswer { claims: claims.into_iter().map(Claim::to_wire).collect() }
 }
 
-/// As they came from it.
+/// Decodes another member's claims, and leaves out those with an unknown subject.
 #[must_use]
 pub fn from_wire(answer: StoreAnswer) -> Vec<Claim> {
     answer.claims.into_iter().filter_map(Claim::from_wire).collect()
 }
 
-/// What `store` holds in `view`, as far as that answers `question`; nothing of a store that is not as
-/// far yet. Reads every record: call it where it may block.
+/// Returns the claims about the contents of `store` in `view` that answer `question`. If the store
+/// has not reached the question's entry yet, only the hashes of past compactions are returned. This
+/// reads every record, so it must run where it may block.
 ///
 /// # Errors
-/// If the store can't be read.
+/// Fails if the store can't be read.
 pub fn claims(store: &Store, view: &View, question: Question) -> Result<Vec<Claim>, StoreError> {
-    // Where compactions follow each other so fast that nobody's store stands still for long enough,
-    // what each of them met is compared.
+    // Hashes that past compactions computed are claimed too. If compactions follow each other
+    // quickly, no store stays undisturbed for long enough to be compared in another way.
     let mut claims: Vec<Claim> = store.kept_hashes().into_iter().map(Claim::kept).collect();
     let own = Question::of(view);
     if own.index < question.index {
@@ -175,7 +178,8 @@ pub fn claims(store: &Store, view: &View, question: Question) -> Result<Vec<Clai
     match store.hash_undisturbed(view, question.revision) {
         Ok(hash) => claims.push(Claim::hash(hash)),
         Err(ReadError::Store(error)) => return Err(error),
-        // A compaction came in between, or it was said already that this store is not so far.
+        // A compaction began meanwhile, or the store has not reached the revision, which the claim
+        // about progress says already.
         Err(ReadError::Compacted | ReadError::Superseded | ReadError::Future) => {}
     }
     Ok(claims)

@@ -1,23 +1,23 @@
-//! Who is right.
+//! The verdict on claims: which members' data is wrong.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::claims::{Claim, Subject, Value};
 
-/// What comes of one comparison.
+/// Result of comparing the claims of all members once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Members whose data could be compared with others'.
+    /// Members whose data could be compared with that of others.
     pub compared: BTreeSet<u64>,
-    /// Those of them whose data is another than a quorum's.
+    /// Members whose data differs from that of a quorum.
     pub corrupt: BTreeSet<u64>,
-    /// Members differ, and no quorum says who is right.
+    /// Whether members differ and no quorum agrees on one value.
     pub is_undecided: bool,
 }
 
-/// Judges what members say, by id. What a majority of all `voters` says is right, as for everything
-/// else in the cluster; learners are compared with it and have no say.
+/// Judges the claims of members, given by member id. The value that a majority of all `voters`
+/// claims is right. Learners are compared with it and do not count towards the majority.
 #[must_use]
 pub fn judge(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) -> Verdict {
     let mut subjects: BTreeMap<Subject, BTreeMap<Value, BTreeSet<u64>>> = BTreeMap::new();
@@ -27,10 +27,11 @@ pub fn judge(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) -> Verdic
         }
     }
     let mut verdict = Verdict::default();
-    // Whose data was compared at a newer revision already: what differed before then and no longer does
-    // is past.
+    // Members whose data was compared at a newer revision already. A difference at an older
+    // revision no longer counts for them.
     let mut settled = BTreeSet::new();
-    // Progress, then data from the newest on, then entries: those of whom few are told are the last.
+    // Order of the comparison: progress, then data from the newest revision on, then entries.
+    // Claims about an entry come last because few members make one about the same entry.
     let rank = |subject: &Subject| match *subject {
         Subject::Progress(_) => (0, None),
         Subject::Data { revision, compacted: before }
@@ -57,7 +58,7 @@ pub fn judge(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) -> Verdic
 }
 
 impl Verdict {
-    /// Takes in what members say about one subject.
+    /// Adds the claims of all members about one subject to the verdict.
     fn weigh(&mut self, voters: &BTreeSet<u64>, values: &BTreeMap<Value, BTreeSet<u64>>) {
         let quorum = voters.len() / 2 + 1;
         let said = || values.iter().filter(|(value, _)| **value != Value::Unreadable);
@@ -67,36 +68,37 @@ impl Verdict {
             self.corrupt.extend(others.flat_map(|(_, who)| who));
             return;
         }
-        // That those differ who are known to is nothing new.
+        // A member that is already known to be corrupt leaves no doubt if it differs.
         let undecided = said().filter(|(_, who)| !who.is_subset(&self.corrupt)).count() > 1;
         self.is_undecided |= undecided;
     }
 }
 
-/// Comparisons in a row that must find a member corrupt before that is believed.
+/// Number of comparisons in a row that must find a member corrupt before its alarm is raised.
 const ROUNDS_OF_MEMBER: u32 = 2;
-/// The same for the cluster as a whole: who is missing may come back and say who is right.
+/// Number of comparisons in a row without a quorum before the alarm of the whole cluster is raised.
+/// It is higher than for a member, because missing members may return and make a quorum.
 const ROUNDS_OF_CLUSTER: u32 = 5;
-/// Stands for the cluster as a whole, as in an alarm.
+/// Member id that means the whole cluster, as in an alarm.
 const CLUSTER: u64 = 0;
 
-/// What comparisons have found, one after the other: how often each member in a row.
+/// How often in a row each member, or the whole cluster, was found suspect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Suspicion(BTreeMap<u64, u32>);
 
-/// What is to be done about it.
+/// Measures to take after a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Measures {
-    /// Whose alarm is due; 0: the whole cluster's.
+    /// Ids of the members whose CORRUPT alarm is due; 0 for the whole cluster's.
     pub alarms: Vec<u64>,
-    /// Somebody was found who is to be found once more first: the next comparison should come soon.
+    /// Whether the next comparison should come soon, to confirm or clear a suspicion.
     pub hurry: bool,
 }
 
 impl Suspicion {
-    /// Takes in the next comparison.
+    /// Adds the verdict of the next comparison, and returns the measures that are due.
     pub fn after(&mut self, verdict: &Verdict) -> Measures {
-        // Who could not be compared is neither cleared nor more suspect.
+        // A member that could not be compared keeps its count.
         self.0.retain(|id, _| match *id {
             CLUSTER => verdict.is_undecided,
             id => verdict.corrupt.contains(&id) || !verdict.compared.contains(&id),
@@ -182,14 +184,15 @@ mod tests {
 
     #[test]
     fn who_is_not_as_far_as_its_entries_bring_it_is_corrupt() {
-        // The second one has gone on meanwhile, so that nobody but the last stands where the first does.
+        // Member 2 has applied more entries, so only member 3 makes a claim about the same entry as
+        // member 1.
         let said: [(u64, &[Claim]); 3] = [
             (1, &[reached(true), stands(7, 5)]),
             (2, &[reached(true)]),
             (3, &[reached(false), stands(7, 4)]),
         ];
         assert_eq!(corrupt(&[1, 2, 3], &said), [3]);
-        // Further than the others after the same entries.
+        // Member 1 has a higher revision than the others after the same entries.
         let said: [(u64, &[Claim]); 3] =
             [(1, &[reached(true), stands(7, 6)]), (2, &[stands(7, 5)]), (3, &[stands(7, 5)])];
         assert_eq!(corrupt(&[1, 2, 3], &said), [1]);
@@ -201,7 +204,7 @@ mod tests {
         let (then, other) = (hash(5, -1, 1), hash(5, -1, 2));
         let said: [(u64, &[Claim]); 3] = [(1, &[then, now]), (2, &[now]), (3, &[other, now])];
         assert!(corrupt(&[1, 2, 3], &said).is_empty());
-        // Of who can't be compared now, it counts.
+        // The old difference counts for member 3, whose present data can't be compared.
         let said: [(u64, &[Claim]); 3] = [(1, &[then, now]), (2, &[then, now]), (3, &[other])];
         assert_eq!(corrupt(&[1, 2, 3], &said), [3]);
     }

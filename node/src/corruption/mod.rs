@@ -1,22 +1,24 @@
-//! Whether all members hold the same, and whose data is another than the others'.
+//! Checks that all members hold the same data, and finds the members whose data differs.
 //!
-//! Members that applied the same entries must hold the same; where one of them doesn't (a disk that
-//! returned other bytes than were written, a bug that made its apply take another turn), clients of it
-//! would be answered wrongly for ever, and nothing else would show. So the leader has everybody say
-//! what they hold, its own store included, and judges that:
+//! Members that applied the same entries must hold the same data. One of them may not: its disk may
+//! have returned wrong bytes, or a bug may have made it apply an entry differently. Its clients
+//! would get wrong answers for ever, and nothing else would show it. So the leader collects claims
+//! about the data of all members, including its own, and judges them:
 //!
 //! ```text
-//! leader: Question (how far its own store is) ──► each member waits until it is as far
-//!         Claims ◄── what it holds then, each under a subject that is the same for all
-//!         judge: under one subject, what a quorum of the voters says is right
+//! leader: Question (position of its own store) ──► each member waits until its store is there
+//!         Claims ◄── the member's data then, each claim under a subject that all members share
+//!         judge: for each subject, the claim of a quorum of the voters is right
 //! ```
 //!
-//! Only what is said under the same subject is ever compared, so that load, compactions, snapshots and
-//! changes of the leader make no difference: at most there is nothing to compare this time. A member
-//! that is found to differ is asked once more before anything is done about it.
+//! Only claims about the same subject are compared. So load, compactions, snapshots and changes of
+//! the leader cause no false alarm: at most there is nothing to compare this time. A member that is
+//! found to differ is compared once more before anything is done.
 //!
-//! What this does not do: look at the member table, alarms or leases, of which the checksum knows
-//! nothing but each key's lease; nor repair anything.
+//! What this does not do:
+//!
+//! - Compare the member table, alarms or leases. The hash covers only the lease of each key.
+//! - Repair anything.
 
 mod claims;
 mod judge;

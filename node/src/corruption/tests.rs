@@ -1,4 +1,4 @@
-//! Stores that took other turns, and the messages between members.
+//! Comparisons of stores that applied different changes, and the messages between members.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,8 +36,8 @@ fn put(key: &'static str, value: &'static str) -> impl Fn(&mut Batch<'_>) + Copy
     }
 }
 
-/// Three members, of which the last one may have done something else; what comes of it if the first
-/// one asks.
+/// Three members, of which the last may apply something else than the others. The first one asks
+/// the question.
 struct Cluster(Vec<(SimulatedDisk, Writer)>);
 
 impl Cluster {
@@ -49,7 +49,7 @@ impl Cluster {
         self.last(index, work, work);
     }
 
-    /// The last one does something else.
+    /// Applies `work` on the first two members and `other` on the last one.
     fn last(
         &mut self,
         index: u64,
@@ -68,7 +68,7 @@ impl Cluster {
         let said: BTreeMap<u64, Vec<Claim>> = (0..self.0.len())
             .map(|n| (n as u64 + 1, claims(&store(n), &store(n).view(), question).unwrap()))
             .collect();
-        // What they say survives the way there.
+        // Claims are the same after encoding and decoding.
         for claims in said.values() {
             let wire = StoreAnswer::decode(&to_wire(claims.clone()).encode_to_vec()[..]).unwrap();
             assert_eq!(from_wire(wire), *claims);
@@ -112,7 +112,7 @@ fn equal_stores_are_sound_whatever_their_compactions_have_done_so_far() {
         cluster.0[n].1.store().compact_all().unwrap();
     }
     cluster.is_sound();
-    // All that there is goes, and comes back at the same revision.
+    // The only key is deleted and written again in one revision.
     cluster.all(4, |batch| {
         batch.delete(&crate::mvcc::KeyRange::One("a".into())).unwrap();
         batch.put("a".into(), "3".into(), 0).unwrap();
@@ -131,7 +131,7 @@ fn another_value_key_or_order_is_found() {
         let mut cluster = Cluster::new();
         cluster.last(1, put("a", "1"), other);
         cluster.convicts(3);
-        // Also once all have gone on.
+        // The difference is still found after further entries.
         cluster.all(2, put("c", "1"));
         cluster.convicts(3);
     }
@@ -160,7 +160,7 @@ fn a_write_or_a_compaction_that_was_left_out_or_done_twice_is_found() {
     cluster.all(2, write);
     cluster.last(3, |batch| batch.compact(2).unwrap(), nothing);
     cluster.convicts(3);
-    // Also if it has gone on, so that no other member stands where it does.
+    // The difference is also found if no other member has applied the same last entry.
     apply(&mut cluster.0[2].1, 4, write);
     cluster.convicts(3);
 }
@@ -185,9 +185,10 @@ fn what_compactions_met_is_compared_too() {
     for (_, writer) in &cluster.0 {
         writer.store().compact_all().unwrap();
     }
-    // What differed is gone everywhere, so that it counts no longer.
+    // The values that differed have been compacted on all members, so the difference no longer
+    // counts.
     cluster.is_sound();
-    // Of a member that can't be compared otherwise, it counts.
+    // For a member that can't be compared otherwise, the old difference counts.
     for (_, writer) in &mut cluster.0[..2] {
         apply(writer, 4, put("b", "1"));
         apply(writer, 5, put("b", "2"));
@@ -221,14 +222,15 @@ fn a_compaction_in_the_meantime_leaves_nothing_to_compare_instead_of_a_differenc
     store.compact_all().unwrap();
     assert!(!has_it(), "it is over");
     let said = said();
-    // What the compaction found has another checksum, by etcd's rules, and another name.
+    // By etcd's rules, the hash of a compaction differs from that of the data, so it has its own
+    // subject.
     let found = Subject::Compaction { revision, previous: compacted };
     let found = said.iter().find(|claim| claim.subject == found).unwrap();
     assert_ne!(found.value, Value::Hash(undisturbed.hash));
 }
 
-/// A snapshot brings what the sender's compaction has yet to take away, here what decides whether a key
-/// counts: that the receiver had finished the same one says nothing of that.
+/// A snapshot contains records that the sender's compaction has yet to remove, and these affect
+/// which keys count in the hash. That the receiver had finished the same compaction does not help.
 #[test]
 fn a_state_in_which_a_compaction_is_under_way_is_not_compared_though_the_last_one_was_whole() {
     let mut cluster = Cluster::new();
@@ -261,7 +263,7 @@ fn who_cannot_read_its_store_is_corrupt_only_if_a_quorum_can() {
         judge(&BTreeSet::from([1, 2, 3]), &said)
     };
     assert_eq!(judged([sound, sound, broken]).corrupt, [3].into());
-    // What all but one can't do is wrong with none of them in particular.
+    // One readable store of three is no quorum, so the others are not found corrupt.
     assert_eq!(judged([sound, broken, broken]), Verdict::default());
     assert_eq!(judged([broken, broken, broken]), Verdict::default());
 }
@@ -277,7 +279,8 @@ fn no_build_takes_one_question_for_another() {
     let question = Question { index: 1 << 40, revision: 5, compacted: -1 };
     let asked = question.to_wire().encode_to_vec();
     assert_eq!(Question::from_wire(StoreQuestion::decode(&asked[..]).unwrap()), Some(question));
-    // A former build sees a change of members that changes nothing, which it refuses.
+    // An older build decodes the question as a change of members that names no change, and refuses
+    // it.
     assert_eq!(command::MemberChange::decode(&asked[..]).unwrap().change, None);
     assert!(LeaseQuestion::decode(&asked[..]).unwrap().ids.is_empty());
 

@@ -1,4 +1,4 @@
-//! What an operator can do about a disk that said no.
+//! Advice for the operator after a disk error.
 
 use std::error::Error;
 use std::io::{self, ErrorKind};
@@ -12,14 +12,14 @@ const FAILED: &str = "the disk failed: look into the kernel's log; if the disk i
     from its peers";
 const OTHER: &str = "start this member again; if it ends the same way, replace it from its peers";
 
-/// What to do about an error of log or store, by the first I/O error among its causes.
+/// Returns advice about an error of the log or the store, by the first I/O error among its causes.
 #[must_use]
 pub fn advice(error: &(dyn Error + 'static)) -> &'static str {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(io) = error.downcast_ref::<io::Error>() {
             return match io.kind() {
-                // A file size limit (`ulimit -f`) is a full disk to whoever meets it.
+                // A file size limit (`ulimit -f`) has the effect of a full disk.
                 ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => FULL,
                 ErrorKind::ReadOnlyFilesystem => READ_ONLY,
                 _ => FAILED,

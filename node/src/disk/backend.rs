@@ -1,21 +1,21 @@
-//! `redb`'s storage on a [`DiskFile`].
+//! The storage backend of `redb` on a [`DiskFile`].
 
 use std::io;
 
 use super::DiskFile;
 
-/// What `redb` grows and shrinks its file by: its pages, of its default size.
+/// Size of a page of `redb` in bytes, its default. The file grows and shrinks by whole pages.
 const PAGE_BYTES: u64 = 4096;
 
-/// One file of a [`Disk`](super::Disk) as the store's storage. The directory's lock is what keeps
-/// a second process out, so that the file needs none.
+/// The store's file on a [`Disk`](super::Disk). It needs no lock of its own, because the lock of
+/// the data directory keeps other processes out.
 #[derive(Debug)]
 pub struct Backend(Box<dyn DiskFile>);
 
 impl Backend {
-    /// Takes the file over, as the medium holds it: the process before this one may have ended
-    /// because a sync failed, and what the page cache shows of that write is not there after the
-    /// next power cut.
+    /// Opens the store on `file`, reading it from the medium instead of the page cache. The process
+    /// before may have ended because a sync failed. The page cache then shows written data that the
+    /// next power cut would lose.
     pub fn new(file: Box<dyn DiskFile>) -> io::Result<Self> {
         file.reread()?;
         Ok(Self(file))
@@ -23,8 +23,9 @@ impl Backend {
 }
 
 impl redb::StorageBackend for Backend {
-    /// Whole pages: where the power went while the file grew, it may end within one, which no commit
-    /// knows of, and `redb` takes such a length for damage.
+    /// Returns the length, rounded down to whole pages. After a power cut while the file grew, it
+    /// may end within a page. No commit uses that page, but `redb` would report such a length as
+    /// damage.
     fn len(&self) -> io::Result<u64> {
         let len = self.0.len()?;
         Ok(len - len % PAGE_BYTES)

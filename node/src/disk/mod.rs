@@ -1,9 +1,11 @@
-//! The little that log and store ask of a disk, so that a simulation can be the disk.
+//! The disk operations that log and store use, as traits, so that a simulation can take the disk's
+//! place.
 //!
-//! A real disk loses what was not synced, and may tear it; directories are files too: what was
-//! created, renamed or removed survives a crash only after [`Disk::sync_dir`]. An error from a
-//! write or a sync is final: the kernel may have marked the pages clean, so that a second sync
-//! reports success for data that is gone. Callers stop; they never retry.
+//! A crash loses what was not synced, and may leave it half written. That includes directories: a
+//! created, renamed or removed name survives a crash only after [`Disk::sync_dir`].
+//!
+//! An error from a write or a sync is final, and callers stop without a retry. The kernel may have
+//! marked the pages clean, so a second sync would report success for data that is lost.
 
 mod advice;
 mod backend;
@@ -21,21 +23,21 @@ pub use backend::Backend;
 pub use read_only::ReadOnlyDisk;
 pub use real::RealDisk;
 
-/// A disk that several owners share.
+/// A disk with several owners.
 pub type SharedDisk = Arc<dyn Disk>;
 
-/// How to open a file.
+/// Whether a file to be opened must exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Open {
-    /// It must exist.
+    /// The file must exist.
     Existing,
-    /// It must not exist. Readable and writable by the owner alone.
+    /// The file must not exist. It is created readable and writable by its owner alone.
     New,
-    /// Either.
+    /// The file is created if it does not exist.
     ExistingOrNew,
 }
 
-/// Operations on directories.
+/// Operations on files and directories by path.
 pub trait Disk: Debug + Send + Sync + 'static {
     /// Opens a file for reading and writing.
     fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>>;
@@ -43,83 +45,87 @@ pub trait Disk: Debug + Send + Sync + 'static {
     /// Whether a file or directory of this name exists.
     fn exists(&self, path: &Path) -> io::Result<bool>;
 
-    /// Makes a directory (mode 0700). Its parent must exist; it may exist already.
+    /// Creates a directory (mode 0700). Its parent must exist. It is no error if the directory
+    /// exists.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
 
-    /// The names in a directory, sorted.
+    /// Returns the names in a directory, sorted.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
 
-    /// Renames a file or directory; replaces a file of the new name.
+    /// Renames a file or directory. A file with the new name is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Removes a file.
+    /// Removes the file at `path`.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// Makes durable what was created, renamed or removed in this directory.
+    /// Makes the names that were created, renamed or removed in this directory durable.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 
-    /// Bytes that this process may still write on the file system that holds `path`, as far as
-    /// that is known; `u64::MAX` where it isn't.
+    /// Returns the number of bytes that this process may still write to the file system of `path`,
+    /// or `u64::MAX` if that is unknown.
     fn free_bytes(&self, path: &Path) -> io::Result<u64>;
 
-    /// Claims a directory for this process until the lock is dropped. `WouldBlock` if somebody
-    /// else holds it.
+    /// Locks a directory for this process until the lock is dropped. Fails with `WouldBlock` if
+    /// another process holds the lock.
     fn lock_dir(&self, path: &Path) -> io::Result<DirLock>;
 }
 
-/// An open file. All positions are absolute; the file grows as it is written.
+/// An open file. Offsets count from the start of the file. A write past the end makes the file
+/// longer.
 pub trait DiskFile: Debug + Send + Sync + 'static {
     /// Reads up to `out.len()` bytes; fewer only at the end of the file.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes all of `data`.
+    /// Writes all of `data` at `offset`.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
 
-    /// Cuts the file, or extends it by zeros.
+    /// Truncates the file, or extends it with zeros.
     fn set_len(&self, len: u64) -> io::Result<()>;
 
-    /// Makes sure that writes below `len` won't lack space, and extends the file by zeros to it.
+    /// Reserves space for the first `len` bytes, and extends the file with zeros to that length.
     fn allocate(&self, len: u64) -> io::Result<()>;
 
-    /// Where, at or after `from`, something may have been written; `None` if nothing was. What
-    /// stands before reads as zeros. A disk that keeps no account says `from`.
+    /// Returns the first offset, at or after `from`, that may have been written; `None` if there is
+    /// none. Bytes before that offset read as zeros. A disk that does not record this returns
+    /// `from`.
     fn next_written(&self, from: u64) -> io::Result<Option<u64>> {
         Ok(Some(from))
     }
 
-    /// Its length.
+    /// Returns the length in bytes.
     fn len(&self) -> io::Result<u64>;
 
-    /// Whether it has no bytes.
+    /// Whether the length is 0.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
 
-    /// Makes all written data durable, and what is needed to read it back (fdatasync).
+    /// Makes all written data durable, with the metadata that is needed to read it back
+    /// (fdatasync).
     fn sync_data(&self) -> io::Result<()>;
 
-    /// Makes everything durable and forgets cached pages, so that the next reads see what is on
-    /// the medium: a page that a failed sync has left clean in the cache doesn't count.
+    /// Makes everything durable and drops cached pages, so that later reads come from the medium.
+    /// The cache may hold pages that a failed sync has marked clean.
     fn reread(&self) -> io::Result<()>;
 }
 
-/// Holds a directory; see [`Disk::lock_dir`].
+/// Lock of a directory, released on drop; see [`Disk::lock_dir`].
 #[derive(Debug)]
 pub struct DirLock {
     _held: Box<dyn Held>,
 }
 
-/// What holding a lock keeps alive.
+/// An object that holds a lock until it is dropped.
 pub trait Held: Debug + Send + Sync + 'static {}
 
 impl DirLock {
-    /// A lock that lasts as long as `held`.
+    /// Creates a lock that is held until `held` is dropped.
     pub fn new(held: impl Held) -> Self {
         Self { _held: Box::new(held) }
     }
 }
 
-/// Fills `out` from `offset`; what lies behind the file's end reads as zeros.
+/// Fills `out` with the bytes at `offset`; bytes past the end of the file read as zeros.
 pub fn read_padded(file: &dyn DiskFile, offset: u64, out: &mut [u8]) -> io::Result<()> {
     let mut done = 0;
     while done < out.len() {
@@ -133,7 +139,7 @@ pub fn read_padded(file: &dyn DiskFile, offset: u64, out: &mut [u8]) -> io::Resu
     Ok(())
 }
 
-/// The directory that `path` stands in.
+/// Returns the directory that contains `path`.
 pub fn parent(path: &Path) -> PathBuf {
     path.parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }

@@ -1,5 +1,5 @@
-//! The host's files as they are, for a look: nothing of it is ever written. What log and store write
-//! while they are opened and read to their end stays in memory, as long as the file is open.
+//! The host's files, opened for reading only. Log and store write while they are opened and read to
+//! their end. These writes stay in memory until the file is closed.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,11 +13,11 @@ use super::{DirLock, Disk, DiskFile, Held, Open, RealDisk};
 
 const PAGE: usize = 4096;
 
-/// [`RealDisk`], without the writing.
+/// A disk that reads the host's files and writes nothing to them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReadOnlyDisk;
 
-/// A file as it is, and over it what was written since it was opened.
+/// A file on the host, overlaid by the pages that were written since it was opened.
 #[derive(Debug)]
 struct Shadowed {
     below: File,
@@ -78,7 +78,7 @@ impl Disk for ReadOnlyDisk {
         RealDisk.free_bytes(path)
     }
 
-    /// Whoever looks holds the whole data directory.
+    /// Takes no lock, because the caller has locked the whole data directory.
     fn lock_dir(&self, _: &Path) -> io::Result<DirLock> {
         Ok(DirLock::new(NoLock))
     }
@@ -89,7 +89,7 @@ impl Shadowed {
         self.above.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The page at `start` as it is below; zeros past the end.
+    /// Reads the page at `start` from the host's file, with zeros past the end.
     fn page(&self, start: u64) -> io::Result<Box<[u8]>> {
         let mut page = vec![0; PAGE].into_boxed_slice();
         let mut done = 0;
@@ -105,7 +105,7 @@ impl Shadowed {
     }
 }
 
-/// The page that `at` lies in, and where in it.
+/// Returns the start of the page that contains `at`, and the offset within it.
 fn place(at: u64) -> (u64, usize) {
     let within = usize::try_from(at % PAGE as u64).expect("less than a page");
     (at - within as u64, within)
@@ -150,7 +150,7 @@ impl DiskFile for Shadowed {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut above = self.above();
         if len < above.len {
-            // What lies behind reads as zeros, if the file ever grows again.
+            // Bytes past the new end must read as zeros if the file grows again.
             let (start, within) = place(len);
             let mut page = match above.pages.remove(&start) {
                 Some(page) => page,

@@ -1,4 +1,4 @@
-//! Files on the host.
+//! The disk of the host, with its real files and directories.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -13,8 +13,8 @@ use rustix::fs::{
 
 use super::{DirLock, Disk, DiskFile, Held, Open};
 
-/// The host's file system. Others may be able to write to the data directory, so that files are opened,
-/// made, renamed and removed as [`data`] does it.
+/// The host's file system. Other users may be able to write to the data directory, so files are
+/// opened, created, renamed and removed through [`data`], which guards against that.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk;
 
@@ -47,7 +47,7 @@ impl Disk for RealDisk {
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in path.read_dir()? {
-            // A name that isn't UTF-8 is none of ours.
+            // The node creates no file whose name is not UTF-8.
             names.extend(entry?.file_name().into_string());
         }
         names.sort_unstable();
@@ -98,7 +98,7 @@ impl DiskFile for RealFile {
 
     fn allocate(&self, len: u64) -> io::Result<()> {
         match fallocate(&self.0, FallocateFlags::empty(), 0, len) {
-            // Where a file system can't promise space, a full disk shows at a write instead.
+            // A file system that can't reserve space reports a full disk at a write instead.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
                 self.0.set_len(len.max(self.len()?))
             }
@@ -110,7 +110,7 @@ impl DiskFile for RealFile {
         match seek(&self.0, SeekFrom::Data(from)) {
             Ok(at) => Ok(Some(at)),
             Err(rustix::io::Errno::NXIO) => Ok(None),
-            // Some file systems keep no account of holes.
+            // Some file systems do not record holes.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => Ok(Some(from)),
             Err(error) => Err(error.into()),
         }
@@ -127,7 +127,7 @@ impl DiskFile for RealFile {
     fn reread(&self) -> io::Result<()> {
         self.0.sync_all()?;
         match fadvise(&self.0, 0, None, Advice::DontNeed) {
-            // Some file systems have no cache to drop.
+            // Some file systems have no page cache to drop.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) | Ok(()) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -172,7 +172,7 @@ mod tests {
         file.sync_data().unwrap();
         let found = file.next_written(4096).unwrap().expect("something was written");
         assert!((4096..=3 << 18).contains(&found), "{found}");
-        // Past the last byte there is nothing, whatever the file system keeps account of.
+        // No byte was written past this offset, on any file system.
         assert_eq!(file.next_written(1 << 20).unwrap(), None);
     }
 }

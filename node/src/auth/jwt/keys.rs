@@ -37,9 +37,9 @@ const PARAMETERS: &str = "EC PARAMETERS";
 pub enum Method {
     /// HMAC with SHA-256; all members share the one secret key.
     Hs256,
-    /// HMAC with SHA-384.
+    /// HMAC with SHA-384; all members share the one secret key.
     Hs384,
-    /// HMAC with SHA-512.
+    /// HMAC with SHA-512; all members share the one secret key.
     Hs512,
     /// RSA, PKCS #1 v1.5, with SHA-256.
     Rs256,

@@ -27,10 +27,10 @@ use self::keys::{Signer, Verifier};
 /// Maximum length of a token in bytes. A longer one would not fit a request header.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
 
-/// Settings of `--auth-token=jwt,…`.
+/// Parsed settings of `--auth-token=jwt,…`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JwtOptions {
-    /// Signing algorithm (`sign-method`).
+    /// Algorithm that signs tokens (`sign-method`).
     pub method: Method,
     /// File with the public key (`pub-key`).
     pub public_key: Option<PathBuf>,

@@ -1,4 +1,5 @@
-//! A directory: names as a process sees them, names on the medium, and the changes between.
+//! A simulated directory: the names that processes see, the durable names, and the unsynced
+//! changes.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +44,7 @@ impl Directory {
         self.seen.keys().cloned().collect()
     }
 
-    /// Everything that a crash may leave a name for.
+    /// Returns every inode that may have a name after a crash.
     pub(super) fn all_inodes(&self) -> impl Iterator<Item = u64> {
         let linked = self.changes.iter().filter_map(|change| match change {
             Change::Link { inode, .. } => Some(*inode),
@@ -62,7 +63,7 @@ impl Directory {
         self.changes.clear();
     }
 
-    /// Some of the changes survive: those before a moment of the seed's choice.
+    /// Simulates a crash: the changes before a random point survive, and later ones are lost.
     pub(super) fn crash(&mut self, rng: &mut Rng) {
         let survive = rng.below(self.changes.len() + 1);
         for change in self.changes.drain(..).take(survive) {

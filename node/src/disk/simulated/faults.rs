@@ -1,87 +1,86 @@
-//! Errors on order, the power switch, and the count of what was asked.
+//! Injected errors, simulated power failures, and counts of operations.
 
 use std::io;
 
-/// What a fault can hit.
+/// Kind of operation that a fault can hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Opening or creating a file, creating a directory.
+    /// Opening or creating a file, or creating a directory.
     Open,
-    /// Reading, asking for the length.
+    /// Reading from a file, or getting its length.
     Read,
-    /// Writing.
+    /// Writing to a file.
     Write,
-    /// Cutting, extending, allocating.
+    /// Truncating, extending or allocating a file.
     Resize,
-    /// Syncing a file.
+    /// Syncing a file (`sync_data`).
     Sync,
-    /// Syncing a directory.
+    /// Syncing a directory (`sync_dir`).
     SyncDir,
-    /// Renaming.
+    /// Renaming a file or directory.
     Rename,
-    /// Removing.
+    /// Removing a file by its path.
     Remove,
-    /// Listing, looking, locking.
+    /// Listing or locking a directory, or checking whether a path exists.
     List,
 }
 
-/// What the caller is told. A write that fails has written some part; a sync that fails has made
-/// some sectors durable, and the others never will be.
+/// Error that the caller gets. A write that fails has written a part of its data. A sync that fails
+/// has made some sectors durable, and no later sync writes the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// EIO.
+    /// An I/O error (EIO).
     Io,
-    /// ENOSPC.
+    /// The disk is full (ENOSPC).
     NoSpace,
 }
 
-/// An error on order.
+/// An error to be injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Which operations it counts.
+    /// Kind of operation that fails.
     pub operation: Operation,
-    /// How many of them succeed first.
+    /// Number of such operations that succeed first.
     pub after: u64,
-    /// How many then fail; `u64::MAX` is "all from then on".
+    /// Number of such operations that fail then; `u64::MAX` for all of them.
     pub times: u64,
-    /// How.
+    /// Error that the failing operations return.
     pub failure: Failure,
 }
 
-/// What was asked of a disk.
+/// Number of operations on a disk, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// All operations.
+    /// Operations of all kinds.
     pub operations: u64,
-    /// Writes.
     pub writes: u64,
-    /// Syncs of files.
+    /// Syncs of files (`sync_data`).
     pub syncs: u64,
-    /// Syncs of directories.
+    /// Syncs of directories (`sync_dir`).
     pub directory_syncs: u64,
 }
 
-/// Syncs that succeed and do nothing, as if the code had forgotten them: what depends on them has
-/// to go wrong then.
+/// Selects the syncs that succeed without doing anything, as if the code had forgotten them. Tests
+/// use it to show that the code depends on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lies {
-    /// Of files.
+    /// Whether syncs of files do nothing.
     pub files: bool,
-    /// Of directories.
+    /// Whether syncs of directories do nothing.
     pub directories: bool,
 }
 
 #[derive(Clone)]
 pub(super) struct Faults {
     pub lies: Lies,
-    /// Bytes by which files may still grow.
+    /// Number of bytes by which files may still grow.
     pub free: u64,
     orders: Vec<Fault>,
-    /// Operations left; none: no end in sight.
+    /// Number of operations until the power fails; `None` if it does not fail.
     power: Option<u64>,
-    /// The operation that the power failed in is the one being done.
+    /// Whether the power failed during the current operation.
     now: bool,
-    /// An order was carried out.
+    /// Whether an injected error has occurred.
     failed: bool,
     pub counts: Counts,
 }
@@ -109,7 +108,8 @@ impl Faults {
         self.orders.push(fault);
     }
 
-    /// Unless it fails before that, or has failed.
+    /// Makes the power fail after this many operations. An earlier power failure that was set
+    /// before stays.
     pub(super) fn power_off_after(&mut self, operations: u64) {
         self.power = Some(self.power.map_or(operations, |left| left.min(operations)));
     }
@@ -133,7 +133,7 @@ impl Faults {
         self.now
     }
 
-    /// Counts one operation, and fails it if that was ordered.
+    /// Counts one operation, and fails it if the power is off or a fault was injected for it.
     pub(super) fn meet(&mut self, operation: Operation) -> io::Result<()> {
         self.now = false;
         match &mut self.power {
@@ -160,7 +160,7 @@ impl Faults {
         failure.map_or(Ok(()), |failure| self.fail(failure))
     }
 
-    /// A file grows.
+    /// Takes `bytes` from the free space for a file that grows.
     pub(super) fn take(&mut self, bytes: u64) -> io::Result<()> {
         if bytes > self.free {
             return self.fail(Failure::NoSpace);

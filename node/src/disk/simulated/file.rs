@@ -1,31 +1,31 @@
-//! A file: bytes as a process sees them, and what the medium may hold instead.
+//! A simulated file: the bytes that processes see, and what the medium may hold instead.
 
 use std::collections::BTreeMap;
 
 use super::rng::Rng;
 
-/// What a disk writes whole or not at all.
+/// Number of bytes that a disk writes atomically.
 pub(super) const SECTOR: usize = 512;
 
-/// Contents kept per sector between two syncs, the durable one included; the ones in between
-/// beyond that are forgotten.
+/// Maximum number of contents kept per sector between two syncs, including the durable one. If
+/// there are more, those in between are discarded.
 const VERSIONS: usize = 4;
 
 type Sector = [u8; SECTOR];
 
 #[derive(Clone, Default)]
 pub(super) struct File {
-    /// A multiple of a sector; zeros from `len` on.
+    /// Contents, padded to whole sectors; zeros from `len` on.
     bytes: Vec<u8>,
     len: usize,
     durable_len: usize,
-    /// Sectors changed since the last sync: their earlier contents, the durable one first.
+    /// Earlier contents of the sectors that changed since the last sync, the durable one first.
     dirty: BTreeMap<usize, Vec<Sector>>,
-    /// Sectors that a failed sync has left clean in the cache: what the medium holds instead.
+    /// Contents on the medium of the sectors that a failed sync has marked clean in the cache.
     lost: BTreeMap<usize, Sector>,
 }
 
-/// How a crash treats one file.
+/// Extent of the loss when one file goes through a crash.
 #[derive(Clone, Copy)]
 enum Loss {
     Nothing,
@@ -81,7 +81,7 @@ impl File {
         self.len = len;
     }
 
-    /// Remembers what the sectors of a range held.
+    /// Records the contents of the sectors of a range before they change.
     fn touch(&mut self, from: usize, to: usize) {
         for sector in from / SECTOR..to.div_ceil(SECTOR) {
             let now = self.sector(sector);
@@ -114,7 +114,8 @@ impl File {
         self.durable_len = self.len;
     }
 
-    /// Some sectors arrive, the others are forgotten by the kernel.
+    /// Simulates a failed sync: random sectors become durable, and the kernel marks the others
+    /// clean without writing them.
     pub(super) fn fail_sync(&mut self, rng: &mut Rng) {
         for (sector, older) in std::mem::take(&mut self.dirty) {
             if rng.coin() {
@@ -123,7 +124,7 @@ impl File {
         }
     }
 
-    /// The cache goes; what is read from now on is what the medium holds.
+    /// Drops the page cache, so that later reads see what the medium holds.
     pub(super) fn drop_cache(&mut self) {
         for (sector, content) in std::mem::take(&mut self.lost) {
             self.restore(sector, &content);
@@ -139,7 +140,8 @@ impl File {
         let len = self.surviving_len(loss, rng);
         let cut = self.len;
         for (sector, older) in std::mem::take(&mut self.dirty) {
-            // A file that keeps the length it had before it was cut keeps what was cut off.
+            // If the truncation is lost in the crash, the file also has its old contents past the
+            // truncated length.
             let uncut = len > cut && (sector + 1) * SECTOR > cut;
             let keep = match loss {
                 Loss::Nothing => true,

@@ -1,14 +1,17 @@
-//! A disk that loses what a real one may lose, the same way each time for the same seed.
+//! A simulated disk that loses what a real disk may lose, deterministically for a seed.
 //!
-//! It keeps, beside what a process sees, what is known to be durable: per file, the older contents
-//! of each 512-byte sector written since the last sync; per directory, the operations since the
-//! last [`Disk::sync_dir`]. [`SimulatedDisk::crash`] then decides per sector which content survives
-//! (so that a write may arrive in part, or out of order), and per directory how many of its
-//! operations, in their order. It is meaner than a journaling file system: syncing a new file
-//! doesn't make its name durable, and directories don't wait for each other.
+//! Besides the state that processes see, it keeps what may be on the medium:
 //!
-//! A sync that was made to fail leaves pages that look written and clean but aren't on the medium:
-//! a second sync succeeds and changes nothing. Only [`DiskFile::reread`] shows the truth.
+//! - For each file: the earlier contents of each 512-byte sector written since the last sync.
+//! - For each directory: the operations since the last [`Disk::sync_dir`].
+//!
+//! [`SimulatedDisk::crash`] then chooses for each sector which contents survive, so a write may
+//! survive in part or out of order. For each directory it chooses how many of the operations
+//! survive, in their order. This is harsher than a journaling file system: syncing a new file does
+//! not make its name durable, and operations on different directories are not ordered.
+//!
+//! A sync that fails by an injected error leaves pages that look clean but are not on the medium. A
+//! second sync succeeds and changes nothing. Only [`DiskFile::reread`] shows what is on the medium.
 
 mod directory;
 mod faults;
@@ -31,7 +34,7 @@ use super::{DirLock, Disk, DiskFile, Held, Open, SharedDisk};
 
 const ROOT: u64 = 0;
 
-/// The disk of one simulated machine. Clones are the same disk.
+/// The disk of one simulated machine. Clones share the disk.
 #[derive(Clone)]
 pub struct SimulatedDisk {
     state: Arc<Mutex<State>>,
@@ -48,7 +51,7 @@ struct State {
     rng: Rng,
     inodes: BTreeMap<u64, Inode>,
     next_inode: u64,
-    /// What was opened or locked in an earlier boot is dead.
+    /// Number of restarts. Files and locks of an earlier boot are invalid.
     boot: u64,
     locked: BTreeSet<u64>,
     faults: Faults,
@@ -61,7 +64,7 @@ enum Inode {
 }
 
 impl SimulatedDisk {
-    /// An empty disk.
+    /// Creates an empty disk whose random choices depend on `seed`.
     pub fn new(seed: u64) -> Self {
         let state = State {
             rng: Rng::new(seed),
@@ -74,13 +77,13 @@ impl SimulatedDisk {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// The disk as log and store take it.
+    /// Returns the disk as the shared trait object that log and store take.
     pub fn shared(&self) -> SharedDisk {
         Arc::new(self.clone())
     }
 
-    /// The power fails and comes back: unsynced sectors and directory operations are lost or not,
-    /// as the seed will have it. Open files and locks are dead.
+    /// Simulates a power failure and restart. Each unsynced sector or directory operation survives
+    /// or is lost, by the seed. Open files and locks become invalid.
     pub fn crash(&self) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -93,51 +96,51 @@ impl SimulatedDisk {
         state.restart();
     }
 
-    /// The process dies, the machine lives: nothing that was written is lost, and nothing became
-    /// durable by it. Open files and locks are dead.
+    /// Simulates the end of the process while the machine goes on. No write is lost, and none
+    /// becomes durable by it. Open files and locks become invalid.
     pub fn kill(&self) {
         self.lock().restart();
     }
 
-    /// The next operations of one kind fail as `fault` says.
+    /// Makes the next operations of one kind fail as `fault` describes.
     pub fn inject(&self, fault: Fault) {
         self.lock().faults.inject(fault);
     }
 
-    /// After this many more operations everything fails until [`crash`](Self::crash). The last
-    /// one's effect is as uncertain as that of any unsynced operation.
+    /// Makes the power fail after `operations` more operations; everything then fails until
+    /// [`crash`](Self::crash). The last operation may survive or not, like any unsynced one.
     pub fn power_off_after(&self, operations: u64) {
         self.lock().faults.power_off_after(operations);
     }
 
-    /// From now on files may grow by so many bytes together, and then the disk is full; `u64::MAX` is
-    /// no bound. What is removed or cut gives nothing back.
+    /// Limits the number of bytes by which all files together may still grow; `u64::MAX` is no
+    /// limit. Removing or truncating files does not free space.
     pub fn leave_free(&self, bytes: u64) {
         self.lock().faults.free = bytes;
     }
 
-    /// From now on, some syncs only pretend.
+    /// Makes some kinds of sync succeed without doing anything from now on.
     pub fn lie(&self, lies: Lies) {
         self.lock().faults.lies = lies;
     }
 
-    /// Whether the power is off.
+    /// Whether the power has failed and the disk has not been restarted.
     pub fn is_off(&self) -> bool {
         self.lock().faults.is_off()
     }
 
-    /// Whether an operation has failed as ordered since the process last started.
+    /// Whether an injected error has occurred since the process last started.
     pub fn has_failed(&self) -> bool {
         self.lock().faults.has_failed()
     }
 
-    /// What has been asked of the disk so far.
+    /// Returns the number of operations on the disk so far.
     pub fn counts(&self) -> Counts {
         self.lock().faults.counts
     }
 
-    /// A copy of the machine's disk at this moment, as an image taken by a hypervisor holds it;
-    /// its own crashes go by `seed`.
+    /// Returns a copy of the disk at this moment, like an image that a hypervisor takes. Its
+    /// crashes depend on `seed`.
     pub fn duplicate(&self, seed: u64) -> Self {
         let mut state = self.lock().clone();
         state.rng = Rng::new(seed);
@@ -158,7 +161,7 @@ impl State {
         self.collect();
     }
 
-    /// Forgets what no directory names, durably or not.
+    /// Removes inodes that no directory names, durably or not.
     fn collect(&mut self) {
         let mut live = BTreeSet::new();
         let mut next = vec![ROOT];
@@ -203,7 +206,7 @@ impl State {
         }
     }
 
-    /// The directory that `path` stands in, and its name there.
+    /// Returns the directory that contains `path`, and the name in it.
     fn place(&self, path: &Path) -> io::Result<(u64, String)> {
         let name = path.file_name().and_then(|name| name.to_str());
         let name = name.ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
@@ -271,7 +274,7 @@ impl Disk for SimulatedDisk {
         Ok(state.directory(number)?.names())
     }
 
-    /// Within one directory only: what a crash in the middle leaves is not defined otherwise.
+    /// Renames within one directory only, because the effect of a crash is not defined otherwise.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.lock();
         state.faults.meet(Operation::Rename)?;
@@ -360,7 +363,8 @@ impl Handle {
         self.with_len(operation, 0, act)
     }
 
-    /// As [`with`](Self::with), for what may make the file so long.
+    /// Runs `act` like [`with`](Self::with), for an operation that may extend the file to `len`
+    /// bytes.
     fn with_len<T>(
         &self,
         operation: Operation,
@@ -393,7 +397,7 @@ impl DiskFile for Handle {
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.with_len(Operation::Write, offset + data.len() as u64, |file, rng, met| {
-            // What fails has written a part of it.
+            // A write that fails has written a part of its data.
             let part = if met.is_ok() { data.len() } else { rng.below(data.len() + 1) };
             file.write(offset, &data[..part]);
             met

@@ -1,4 +1,5 @@
-//! SplitMix64 (Steele, Lea and Flood 2014): one word of state, no dependency, the same everywhere.
+//! SplitMix64 random number generator (Steele, Lea and Flood 2014). It has one word of state and no
+//! dependency, and gives the same numbers on every machine.
 
 #[derive(Clone)]
 pub(super) struct Rng(u64);
@@ -16,7 +17,7 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 up to, not including, `bound`; the bias is of no account here.
+    /// Returns a number below `bound`. Its slight bias does not matter here.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.next() % bound as u64).expect("less than a usize")
     }
