@@ -1,4 +1,5 @@
-//! `--auth-token`: `simple`, or `jwt` and how such tokens are signed (server/auth/options.go in etcd).
+//! `--auth-token`: either `simple`, or `jwt` with settings for signed tokens
+//! (server/auth/options.go in etcd).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,16 +7,17 @@ use std::time::Duration;
 use super::{ConfigError, LowArgs, duration};
 use crate::auth::{Jwt, JwtOptions, Method};
 
-/// etcd's, of a signed token.
+/// Default lifetime of a signed token in etcd.
 const DEFAULT_TTL: Duration = Duration::from_secs(300);
 const USAGE: &str =
     "--auth-token takes simple, or jwt,sign-method=METHOD,priv-key=FILE,pub-key=FILE,ttl=TIME";
 
-/// What signs and checks tokens; `None`: they are simple ones.
+/// Loads the keys that sign and verify tokens. Returns `None` if `--auth-token` asks for simple
+/// tokens.
 pub(super) fn signed_tokens(low: &LowArgs) -> Result<Option<Arc<Jwt>>, ConfigError> {
     let mut parts = low.value("auth-token").split(',');
     match parts.next() {
-        // An empty value is the default.
+        // An empty value means the default.
         Some("simple" | "") => return Ok(None),
         Some("jwt") => {}
         _ => return Err(ConfigError::Relation(USAGE.to_owned())),

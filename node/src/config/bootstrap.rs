@@ -1,8 +1,8 @@
-//! The first configuration: what only a member without a log is told.
+//! The first configuration of a cluster, which only a member without a log takes from its flags.
 //!
-//! Whoever has a log takes its cluster's members from its store. Then `--initial-cluster` may be
-//! missing or long out of date, and nobody looks at it. Texts are etcd's
-//! (`etcdserver/api/membership`, `etcdserver/config`).
+//! A member with a log takes its cluster's members from its store. `--initial-cluster` may then be
+//! missing or out of date, and is ignored. The error texts are etcd's (`etcdserver/api/membership`,
+//! `etcdserver/config`).
 
 use super::{
     Config, ConfigError, PeerUrl,
@@ -12,10 +12,11 @@ use super::{
 use crate::identity::{Incarnation, InitialCluster, MemberDocument};
 
 impl Config {
-    /// The first configuration, with ids and bindings.
+    /// Returns the first configuration of the cluster, with member ids, and bindings from the
+    /// member document.
     ///
     /// # Errors
-    /// If the settings that describe it contradict each other, or don't name this member.
+    /// Fails if the settings for it contradict each other, or do not name this member.
     pub fn initial(&self) -> Result<InitialCluster, ConfigError> {
         let list = &self.initial_cluster;
         named(&self.name, list)
@@ -27,28 +28,29 @@ impl Config {
         Ok(InitialCluster::new(&as_text(list), &self.initial_cluster_token, document))
     }
 
-    /// Whether the settings say which members a running cluster has, this one among them. Where this
-    /// one is reached was said when it was added.
+    /// Checks that the settings list the members of a running cluster, including this one. This
+    /// member's own URLs are not checked, because they were given when it was added.
     ///
     /// # Errors
-    /// If they contradict each other, or don't name this member.
+    /// Fails if the settings contradict each other, or do not name this member.
     pub(crate) fn check_join(&self) -> Result<(), ConfigError> {
         named(&self.name, &self.initial_cluster)
             .and_then(|()| has_tls(self))
             .map_err(ConfigError::Relation)
     }
 
-    /// The incarnation that the member document, if there is one, binds this member to.
+    /// Returns the incarnation to which the member document, if there is one, binds this member.
     #[must_use]
     pub fn bound_incarnation(&self) -> Option<Incarnation> {
         Some(self.document.as_ref()?.member(&self.name)?.incarnation)
     }
 }
 
-/// The first configuration of a cluster that begins with a snapshot, from flags of the same names.
+/// Returns the first configuration of a cluster that is restored from a snapshot, from flags with
+/// the same names.
 ///
 /// # Errors
-/// If they can't be read, contradict each other, or don't name this member.
+/// Fails if the flags can't be parsed, contradict each other, or do not name this member.
 pub fn restored_cluster(
     name: &str,
     initial_cluster: &str,
@@ -77,7 +79,7 @@ fn as_text(list: &[NamedUrls]) -> Vec<(String, Vec<String>)> {
         .collect()
 }
 
-/// The members can be told apart, and this one is among them.
+/// Checks that no URL occurs twice and that this member is in the list.
 fn named(name: &str, list: &[NamedUrls]) -> Result<(), String> {
     if !list.iter().any(|(other, _)| other == name) {
         return Err(format!(
@@ -109,7 +111,7 @@ fn shown(list: &[NamedUrls]) -> String {
     parts.join(",")
 }
 
-/// The others are told the same of this member as it says itself.
+/// Checks that the list has the same URLs for this member as the member advertises itself.
 fn advertised(name: &str, members: &[NamedUrls], advertised: &[PeerUrl]) -> Result<(), String> {
     let own = members.iter().find(|(other, _)| other == name);
     let own = own.map(|(_, urls)| urls.as_slice()).unwrap_or_default();
@@ -133,7 +135,7 @@ fn advertised(name: &str, members: &[NamedUrls], advertised: &[PeerUrl]) -> Resu
     Ok(())
 }
 
-/// The document must speak of the same cluster as the command line.
+/// Checks that the member document describes the same cluster as the command line.
 fn document(config: &Config) -> Result<(), String> {
     let Some(document) = &config.document else {
         return Ok(());

@@ -1,9 +1,9 @@
-//! Durations as Go writes them: `1h15m30.5s`, `100ms`, `0`.
+//! Durations in Go's syntax: `1h15m30.5s`, `100ms`, `0`.
 
 use std::time::Duration;
 
-/// Reads a Go duration; those above 290 years are none. A negative one is zero: etcd's settings mean
-/// by it what they mean by zero.
+/// Parses a Go duration. Returns `None` above Go's maximum of about 290 years. A negative duration
+/// becomes zero, because both have the same meaning in etcd's settings.
 pub(super) fn parse(text: &str) -> Option<Duration> {
     if let Some(negative) = text.strip_prefix('-').filter(|rest| !rest.starts_with(['+', '-'])) {
         return parse(negative).map(|_| Duration::ZERO);

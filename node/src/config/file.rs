@@ -1,7 +1,9 @@
-//! `--config-file`: etcd's file, in YAML or JSON, which is a part of it. Its keys are the names of
-//! flags, but for those that etcd keeps in [`SECTIONS`] (`configYAML` in server/embed/config.go).
-//! Etcd passes over a key that it doesn't know. Here the log says so, and a key that looks like a known
-//! one is refused: a setting that was mistyped would be left out.
+//! `--config-file`: etcd's configuration file, in YAML or in JSON, which is a subset of YAML. Its
+//! keys are names of flags, except for those in [`SECTIONS`] (`configYAML` in
+//! server/embed/config.go).
+//!
+//! etcd ignores an unknown key. Here an unknown key is logged. It is refused if it is similar to a
+//! known key, because a mistyped setting would otherwise be lost.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,10 +19,10 @@ use super::{
 
 pub(super) const CONFIG_FILE: &str = "config-file";
 const VARIABLE: &str = "ETCD_CONFIG_FILE";
-/// The most that a file may hold.
+/// Maximum size of a configuration file in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Keys that stand below another one, and the flags that they are.
+/// Sections of the file, with the keys in each and the flags that they set.
 const SECTIONS: &[(&str, &[(&str, &str)])] = &[
     (
         "client-transport-security",
@@ -57,17 +59,18 @@ const SECTIONS: &[(&str, &[(&str, &str)])] = &[
     ("discovery-config", &[("token", "discovery-token")]),
 ];
 
-/// Keys of etcd's sample file before 3.5 that have no flag any more, and why they change nothing.
+/// Keys of etcd's sample file before 3.5 that no longer have a flag, and why they have no effect.
 const OLD_KEYS: &[(&str, &str)] = &[
     ("debug", "log-level: debug says it"),
     ("log-output", "log-outputs says it"),
     ("log-package-levels", "there is one level for all packages, which log-level says"),
 ];
 
-/// A key of etcd's sections before 3.4. Etcd passes over it since: clients would not be checked.
+/// A key of etcd's TLS sections before 3.4. etcd ignores it since then, which would leave clients
+/// unchecked.
 const CA_FILE: &str = "ca-file";
 
-/// Flags whose values a file may also give one by one.
+/// Flags whose values a file may also give as a list.
 const LISTS: &[&str] = &[
     "discovery-endpoints",
     "cipher-suites",
@@ -77,13 +80,13 @@ const LISTS: &[&str] = &[
     "peer-cert-allowed-hostname",
 ];
 
-/// The file that is to be read, if one is named.
+/// Returns the path of the configuration file, if one is given.
 pub(super) fn named(low: &LowArgs, environment: &BTreeMap<String, String>) -> Option<PathBuf> {
     let typed = low.given(CONFIG_FILE).or(environment.get(VARIABLE).map(String::as_str));
     typed.filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Flags and variables that were given beside a file, and so do not count.
+/// Returns the flags and variables that were given together with a file, and so are ignored.
 pub(super) fn left_out(low: &LowArgs, environment: &BTreeMap<String, String>) -> Vec<String> {
     let flags = low.names().filter(|name| *name != CONFIG_FILE).map(|name| format!("--{name}"));
     let variables = environment.iter().filter(|(name, value)| {
@@ -92,10 +95,10 @@ pub(super) fn left_out(low: &LowArgs, environment: &BTreeMap<String, String>) ->
     flags.chain(variables.map(|(name, _)| name.clone())).collect()
 }
 
-/// What the file at `path` gives, by flag. As in etcd nothing else counts then.
+/// Reads the configuration file at `path`. As in etcd, flags and variables are ignored then.
 ///
 /// # Errors
-/// If it can't be read, or something in it not be understood.
+/// Fails if the file can't be read or parsed.
 pub(super) fn read(path: &Path, remarks: &mut Vec<Remark>) -> Result<LowArgs, ConfigError> {
     let content = muster_files::read_named(path, MAX_BYTES)
         .and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
@@ -110,7 +113,7 @@ pub(super) fn read(path: &Path, remarks: &mut Vec<Remark>) -> Result<LowArgs, Co
     Ok(low)
 }
 
-/// For `fuzz/`: a file's text.
+/// Parses the text of a configuration file, for `fuzz/`.
 #[cfg(fuzzing)]
 pub fn fuzz_file(text: &str) {
     let _ = parse(text, &mut Vec::new());
@@ -122,7 +125,7 @@ fn parse(text: &str, remarks: &mut Vec<Remark>) -> Result<LowArgs, Problem> {
     let passed_over = document.passed_over.into_iter();
     remarks.extend(passed_over.map(|Problem { line, text }| Remark::InFile { line, text }));
     for mut entry in document.entries {
-        // Go's JSON knows keys in capitals, too.
+        // Go's JSON decoder matches keys regardless of case.
         entry.key.make_ascii_lowercase();
         let section = SECTIONS.iter().find(|(name, _)| *name == entry.key);
         match (section, entry.node) {
@@ -176,7 +179,7 @@ fn set_in_section(
     }
 }
 
-/// What a key outside of all sections is.
+/// Meaning of a key outside all sections.
 enum Key {
     Flag(&'static Flag),
     PassedOver(Remark),
@@ -210,7 +213,7 @@ fn passed_over(Problem { line, text }: Problem) -> Key {
     Key::PassedOver(Remark::InFile { line, text })
 }
 
-/// Whether a value is none, empty or no, so that it can be passed over.
+/// Whether a value is null, empty or false, so that its key can be ignored.
 fn says_nothing(node: &Node) -> bool {
     match node {
         Node::Scalar(None) => true,
@@ -222,10 +225,10 @@ fn says_nothing(node: &Node) -> bool {
     }
 }
 
-/// What the log says of a key that nobody knows.
+/// Returns a remark about an unknown key.
 ///
 /// # Errors
-/// If it looks like one that is known.
+/// Fails if the key is similar to a known one.
 fn unknown(
     entry: &Entry,
     place: &str,
@@ -241,7 +244,7 @@ fn unknown(
     }
 }
 
-/// Sets a flag as the file has it; what is empty is left at its default, as in etcd.
+/// Sets a flag to the value in the file. An empty value leaves the default, as in etcd.
 fn set(low: &mut LowArgs, flag: &'static Flag, entry: Entry) -> Result<(), Problem> {
     let Entry { key, line, node } = entry;
     let problem = |text: String| Problem { line, text };
@@ -274,8 +277,9 @@ fn set(low: &mut LowArgs, flag: &'static Flag, entry: Entry) -> Result<(), Probl
     low.set(flag, &key, value).map_err(|error| problem(error.to_string()))
 }
 
-/// A value as a flag would have it. Times are nanoseconds in a file; YAML of etcd's age has more words
-/// for yes and no, and more forms of whole numbers.
+/// Converts a value to the syntax of the flag. In a file, a plain number for a duration counts
+/// nanoseconds. The YAML version of etcd's parser has more words for booleans, and more forms of
+/// integers.
 fn of_kind(kind: Kind, text: String, is_plain: bool) -> String {
     let number = || Some(&text).filter(|_| is_plain).and_then(|text| yaml_whole_number(text));
     match kind {

@@ -1,47 +1,47 @@
-//! The one table of flags: name, kind, default, group, help, and whether it does anything.
+//! The table of all flags: name, kind, default, group, help, and whether a flag has an effect.
 
-/// How a value is checked when it is typed.
+/// Kind of a flag's value, which is checked when the flag is parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Anything; what it means is checked later.
+    /// Any text; its meaning is checked later.
     Text,
-    /// As Go's `strconv.ParseBool`; the value may be left out.
+    /// A boolean as Go's `strconv.ParseBool` reads it; the value may be omitted.
     Bool,
-    /// A whole number of 64 bits, in any form that Go reads.
+    /// A signed 64-bit integer, in any form that Go reads.
     Int,
-    /// As `Int`, not negative.
+    /// An unsigned 64-bit integer, in any form that Go reads.
     Uint,
-    /// As `Uint`, of 32 bits.
+    /// An unsigned 32-bit integer, in any form that Go reads.
     Uint32,
-    /// A Go duration.
+    /// A duration in Go's syntax, such as `1m30s`.
     Duration,
-    /// One of these.
+    /// One of the listed values.
     OneOf(&'static [&'static str]),
-    /// As `OneOf`, in small letters or capitals.
+    /// One of the listed values, in upper or lower case.
     OneOfAnyCase(&'static [&'static str]),
-    /// Anything, and the value may be left out.
+    /// Any text, which may be omitted.
     Anything,
 }
 
-/// Whether a flag does anything.
+/// Whether a flag has an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// It does.
+    /// The flag has an effect.
     Used,
-    /// It is accepted for the sake of scripts; why it changes nothing.
+    /// The flag is accepted to keep scripts working, but has no effect; the text says why.
     Ignored(&'static str),
-    /// It is refused where it would have to do something; what to do instead.
+    /// The flag is refused where it would need an effect; the text says what to do instead.
     Unsupported(&'static str),
 }
 
-/// One flag.
+/// One row of the flag table.
 #[derive(Debug)]
 pub(super) struct Flag {
-    /// Without dashes.
+    /// Name of the flag, without dashes.
     pub name: &'static str,
     pub kind: Kind,
     pub default: &'static str,
-    /// Stands for the value in the help; empty for booleans.
+    /// Placeholder of the value in the help; empty for flags that take none.
     pub value: &'static str,
     pub help: &'static str,
     pub group: &'static str,
@@ -71,7 +71,7 @@ impl Flag {
     }
 }
 
-/// The flag called `name`, also by the `experimental-` name that it once had.
+/// Returns the flag called `name`. etcd's former `experimental-` prefix is accepted too.
 pub(super) fn find(name: &str) -> Option<&'static Flag> {
     let exact = |name: &str| FLAGS.iter().find(|flag| flag.name == name);
     exact(name).or_else(|| name.strip_prefix("experimental-").and_then(exact))
@@ -79,10 +79,10 @@ pub(super) fn find(name: &str) -> Option<&'static Flag> {
 
 use Kind::{Anything, Bool, Duration, Int, OneOf, OneOfAnyCase, Text, Uint, Uint32};
 
-/// What to do instead of naming a discovery service of etcd's.
+/// Advice to a user who names one of etcd's discovery services.
 const AGENT: &str =
     "muster-agent meets the other members, and starts this program with --initial-cluster";
-/// What to do instead of giving a second certificate for connections to peers.
+/// Advice to a user who gives a second certificate for connections to peers.
 const ONE_KEY: &str =
     "members know each other by one key: give --peer-cert-file and --peer-key-file";
 const NO_V2: &str = "there is no v2 API";
@@ -96,7 +96,7 @@ const PROFILING_AND_MONITORING: &str = "Profiling and monitoring";
 const LOGGING: &str = "Logging";
 const FEATURES_AND_FINE_TUNING: &str = "Features and fine tuning";
 
-/// Every flag, in the order of the help.
+/// All flags, in the order of the help.
 #[rustfmt::skip]
 pub(super) static FLAGS: &[Flag] = &[
     flag(MEMBER, "name", Text, "default", "NAME", "Human-readable name for this member."),
@@ -320,7 +320,7 @@ pub(super) static FLAGS: &[Flag] = &[
     old("vv"),
 ];
 
-/// A flag of etcd 0.4, which etcd still accepts with any value, and ignores.
+/// Describes a flag of etcd 0.4. etcd still accepts it with any value, and ignores it.
 const fn old(name: &'static str) -> Flag {
     flag(FEATURES_AND_FINE_TUNING, name, Anything, "", "", "Flag of etcd 0.4.").ignored(OF_ETCD_2)
 }

@@ -1,4 +1,4 @@
-//! `--help` and `--version`.
+//! The texts of `--help` and `--version`.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use super::{
     flags::{FLAGS, Use},
 };
 
-/// The text of `--help`.
+/// Returns the text of `--help`.
 #[must_use]
 pub fn help() -> String {
     let mut out = String::from(
@@ -62,7 +62,7 @@ pub fn help() -> String {
     out
 }
 
-/// The text of `--version`: its first line is what tools read.
+/// Returns the text of `--version`, whose first line etcd's tools parse.
 #[must_use]
 pub fn version() -> String {
     format!(

@@ -1,4 +1,5 @@
-//! What was typed: by Go's rules for flags.
+//! Parses a command line and environment into strings by flag, with the rules of Go's `flag`
+//! package.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,53 +12,52 @@ use super::{
     validate::ConfigError,
 };
 
-/// A command line that can't be understood: exit code 2.
+/// Why a command line can't be parsed: exit code 2.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
     /// No flag has this name.
     #[error("flag provided but not defined: -{name}{}", nearest.map(|n| format!(" (did you mean --{n}?)")).unwrap_or_default())]
     Unknown {
-        /// As typed, without dashes.
+        /// Name as typed, without dashes.
         name: String,
-        /// A flag that looks like it.
+        /// Name of a known flag that is similar, if any.
         nearest: Option<&'static str>,
     },
-    /// A flag that needs a value came last.
+    /// The last flag needs a value and has none.
     #[error("flag needs an argument: -{0}")]
     NoValue(String),
-    /// A value of the wrong kind.
+    /// The value does not fit the flag's kind.
     #[error("invalid value {value:?} for flag -{flag}: {problem}")]
     Value {
-        /// The flag.
         flag: String,
-        /// What was typed.
+        /// Value as it was typed.
         value: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: String,
     },
-    /// Dashes without a name.
+    /// The argument has dashes but no name.
     #[error("bad flag syntax: {0}")]
     Syntax(String),
-    /// Something that isn't a flag.
+    /// The argument is not a flag.
     #[error("'{0}' is not a valid flag")]
     NotAFlag(String),
 }
 
-/// Values by flag name, as typed, each checked to be of its flag's kind.
+/// Values by flag name, as typed. Each has been checked to fit its flag's kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LowArgs {
-    /// `--help` or `-h`
+    /// Whether `--help` or `-h` was given.
     pub help: bool,
-    /// `--version`
+    /// Whether `--version` was given.
     pub version: bool,
     values: BTreeMap<&'static str, String>,
 }
 
 impl LowArgs {
-    /// Reads a command line, without the program's name.
+    /// Parses a command line, without the program's name.
     ///
     /// # Errors
-    /// At the first thing that can't be understood.
+    /// Fails at the first argument that can't be parsed.
     pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, UsageError> {
         let mut low = Self::default();
         let mut args = args.into_iter();
@@ -97,17 +97,18 @@ impl LowArgs {
         Ok(low)
     }
 
-    /// Takes from the environment what the command line left open.
+    /// Adds values from the environment for flags that the command line did not set.
     ///
     /// # Errors
-    /// If a variable's value is of the wrong kind.
+    /// Fails if a variable's value does not fit its flag's kind.
     pub fn add_environment(
         &mut self,
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Vec<Remark>, ConfigError> {
         let mut remarks = Vec::new();
         let typed: Vec<&'static str> = self.values.keys().copied().collect();
-        // In order of their names, so that two spellings of one flag settle the same way each time.
+        // Variables are taken in the order of their names, so that two spellings of one flag always
+        // give the same result.
         let environment: BTreeMap<String, String> = environment.into_iter().collect();
         for (variable, value) in environment {
             let Some(name) = variable.strip_prefix("ETCD_") else {
@@ -128,7 +129,7 @@ impl LowArgs {
         Ok(remarks)
     }
 
-    /// What was given and changes nothing.
+    /// Returns remarks about the given flags that have no effect.
     pub(super) fn ignored(&self) -> impl Iterator<Item = Remark> {
         FLAGS.iter().filter(|flag| self.values.contains_key(flag.name)).filter_map(
             |flag| match flag.used {
@@ -138,40 +139,40 @@ impl LowArgs {
         )
     }
 
-    /// Notes that these values are a file's.
+    /// Records that these values come from the configuration file at `path`.
     pub(super) fn note_file(&mut self, path: &Path) {
         self.values.insert(CONFIG_FILE, path.display().to_string());
     }
 
-    /// The flags that were given, without dashes.
+    /// Returns the names of the flags that were given, without dashes.
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.values.keys().copied()
     }
 
-    /// What was given for `name`, or else its default.
+    /// Returns the value of the flag `name`: the given one, or else the default.
     ///
     /// # Panics
-    /// If there is no such flag.
+    /// Panics if there is no such flag.
     #[must_use]
     pub fn value(&self, name: &str) -> &str {
         self.given(name).unwrap_or_else(|| self.default_of(name))
     }
 
-    /// The default of `name`.
+    /// Returns the default of the flag `name`.
     ///
     /// # Panics
-    /// If there is no such flag.
+    /// Panics if there is no such flag.
     pub(super) fn default_of(&self, name: &str) -> &'static str {
         find(name).expect("only flags of the table are asked for").default
     }
 
-    /// What was given for `name`.
+    /// Returns the value that was given for the flag `name`, if any.
     #[must_use]
     pub fn given(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
     }
 
-    /// Gives `flag` a value, by the name that was `typed` for it.
+    /// Sets the value of `flag`. `typed` is the name by which it was given, for errors.
     pub(super) fn set(
         &mut self,
         flag: &'static Flag,
@@ -208,7 +209,7 @@ fn one_of(values: &[&str]) -> String {
     format!("it must be one of {}", named.join(", "))
 }
 
-/// As Go's `strconv.ParseBool`.
+/// Parses a boolean like Go's `strconv.ParseBool`.
 pub(super) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -223,7 +224,7 @@ fn unknown(name: &str) -> UsageError {
     UsageError::Unknown { name: name.to_owned(), nearest }
 }
 
-/// Which of these a name looks like, if any.
+/// Returns the known name that is most similar to `name`, if one is similar enough.
 pub(super) fn nearest(
     name: &str,
     known: impl Iterator<Item = &'static str>,
@@ -235,7 +236,8 @@ pub(super) fn nearest(
         .map(|(_, known)| known)
 }
 
-/// How many characters must be put in, left out or replaced to get from one to the other.
+/// Returns the edit distance between two names: the number of characters to insert, delete or
+/// replace. Only the first 80 bytes of `from` count.
 fn distance(from: &str, to: &str) -> usize {
     let to: Vec<u8> = to.bytes().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();

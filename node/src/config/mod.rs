@@ -1,10 +1,11 @@
-//! What the node is told: etcd's flags and `ETCD_*` variables, by etcd's rules.
+//! The node's configuration: etcd's flags and `ETCD_*` variables, with etcd's rules.
 //!
-//! First what was typed (`LowArgs`: strings by flag, each with where it came from), then what it
-//! resolves to (`Config`: types, defaults filled in, relations checked). The command line beats the
-//! environment; of a flag given twice the last one counts. `flags::FLAGS` is the one table of all
-//! flags; a flag that is accepted for the sake of scripts but changes nothing is marked there, and the
-//! node says so in its log when it is given.
+//! `LowArgs` holds the values as typed: a string for each flag. They are resolved to a `Config`,
+//! which has types, defaults and checked relations. The command line takes precedence over the
+//! environment. If a flag is given twice, the last value counts.
+//!
+//! `flags::FLAGS` is the one table of all flags. Some flags are accepted only to keep scripts
+//! working and have no effect. The table marks them, and the node logs a remark when one is given.
 //!
 //! Sources: etcd `server/etcdmain/config.go`, `server/embed/config.go`, `pkg/flags`.
 
@@ -45,95 +46,94 @@ use crate::{
     tls::{TlsFiles, TlsPolicy},
 };
 
-/// The etcd release whose behaviour and flags this node claims.
+/// The etcd release whose behaviour and flags this node implements.
 pub const ETCD_VERSION: &str = "3.6.0";
-/// The version of the cluster's data and protocol: what etcd calls cluster and storage version.
+/// Version of the cluster's data and protocol, which etcd calls cluster version and storage
+/// version.
 pub const CLUSTER_VERSION: &str = "3.6.0";
 
-/// What the command line asks for.
+/// The action that the command line requests.
 #[derive(Debug)]
 pub enum Command {
-    /// Print the help and end.
+    /// Print the help and exit.
     Help,
-    /// Print the version and end.
+    /// Print the version and exit.
     Version,
-    /// Run the node.
+    /// Run the node with this configuration, and log the remarks.
     Run(Box<Config>, Vec<Remark>),
 }
 
-/// Something about the flags that the log should say.
+/// A remark about the configuration, which the node logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remark {
-    /// The flag was given, is accepted, and changes nothing here.
+    /// The flag is accepted but has no effect.
     Ignored {
-        /// Its name, without dashes.
+        /// Name of the flag, without dashes.
         flag: &'static str,
-        /// Why not.
+        /// Why the flag has no effect.
         because: &'static str,
     },
-    /// Both were given: the flag counts.
+    /// The variable and its flag were both given: the flag counts.
     Shadowed {
-        /// The variable.
+        /// Name of the variable.
         variable: String,
     },
-    /// A variable with etcd's prefix that no flag belongs to.
+    /// The variable has etcd's prefix, but no flag corresponds to it.
     UnknownVariable {
-        /// The variable.
         variable: String,
     },
-    /// A file was read in place of flags and variables.
+    /// A configuration file was read, which replaces flags and variables.
     ConfigFile {
-        /// Which.
         path: PathBuf,
-        /// The flags and variables that were given and don't count.
+        /// Flags and variables that were given and are ignored.
         left_out: Vec<String>,
     },
-    /// The name was left at its default.
+    /// The member's name was left at its default.
     DefaultName,
-    /// The quota is larger than etcd suggests.
+    /// The quota, in bytes, is larger than etcd recommends.
     LargeQuota(i64),
-    /// Larger requests are allowed than an entry of the log can hold.
+    /// The allowed request size is larger than a log entry can hold.
     LargeRequests {
-        /// `--max-request-bytes`, in bytes.
+        /// Value of `--max-request-bytes`, in bytes.
         given: u64,
-        /// The limit that counts, in bytes.
+        /// Limit that applies instead, in bytes.
         limit: u32,
     },
-    /// Cipher suites that Go has and we have not.
+    /// Cipher suites that Go has and this program does not support.
     CipherSuites(Vec<String>),
-    /// The configuration file says something that does not count.
+    /// A part of the configuration file is ignored.
     InFile {
-        /// From 1.
+        /// Line number, counting from 1.
         line: usize,
-        /// What does not count.
+        /// Description of the ignored part.
         text: String,
     },
-    /// There is no such cost of a password hash: etcd's default counts.
+    /// The bcrypt cost is out of range, so etcd's default is used.
     BcryptCost(u32),
-    /// A certificate was given, but this URL is http: it is served in plain, to everybody.
+    /// There is a certificate, but this URL is http, so it is served without TLS.
     Plaintext {
-        /// The flag that has the URL.
+        /// Name of the flag that lists the URL.
         flag: &'static str,
-        /// The URL.
         url: String,
     },
 }
 
-/// Why there is nothing to run.
+/// Why no command can be run.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// The command line can't be understood: exit code 2.
+    /// The command line can't be parsed: exit code 2.
     #[error(transparent)]
     Usage(#[from] UsageError),
-    /// It can be understood, but not followed: exit code 2 too, since no restart helps.
+    /// The settings are invalid or contradict each other: exit code 2 too, since a restart does not
+    /// help.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }
 
-/// Reads a command line (without the program's name) and an environment.
+/// Parses a command line (without the program's name) and an environment.
 ///
 /// # Errors
-/// `Usage` if it can't be understood, `Config` if it can't be followed.
+/// `Usage` if the command line can't be parsed, `Config` if the settings are invalid.
 pub fn parse(
     args: impl IntoIterator<Item = String>,
     environment: impl IntoIterator<Item = (String, String)>,
@@ -165,65 +165,65 @@ pub fn parse(
     Ok(Command::Run(Box::new(config), remarks))
 }
 
-/// What the leader compacts without being asked: `--auto-compaction-mode`, `--auto-compaction-retention`.
+/// Automatic compaction by the leader: `--auto-compaction-mode`, `--auto-compaction-retention`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AutoCompaction {
-    /// Nothing.
+    /// No automatic compaction takes place.
     Never,
-    /// What is older; never zero.
+    /// Compact revisions older than this time, which is never zero.
     Periodic(Duration),
-    /// All but so many revisions; above zero.
+    /// Keep this number of revisions, which is above zero, and compact older ones.
     Revisions(i64),
 }
 
-/// Whether this member begins a cluster or joins one.
+/// Whether this member belongs to a new cluster or joins an existing one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterState {
-    /// It is among the first members.
+    /// The member is one of the first members of a new cluster.
     New,
-    /// The cluster has added it already.
+    /// The member was already added to an existing cluster.
     Existing,
 }
 
-/// A cluster of one is to be made of what this member has.
+/// Settings of `--force-new-cluster`: a cluster of one is made from this member's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Force {
-    /// Where that one is reached: `--initial-advertise-peer-urls`, if given; none: where it was.
+    /// The new member's peer URLs: those of `--initial-advertise-peer-urls`. If empty, its old URLs
+    /// are kept.
     pub peer_urls: Vec<String>,
 }
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
     /// One JSON object per line.
     Json,
-    /// For people.
+    /// Tab-separated text that is easy to read for people.
     Console,
 }
 
-/// Where log lines go.
+/// Destination of log lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogOutput {
-    /// Standard error, also etcd's `default`.
+    /// Standard error; etcd also calls it `default`.
     Stderr,
-    /// Standard output.
     Stdout,
-    /// A file, appended to.
+    /// A file, to which lines are appended.
     File(PathBuf),
 }
 
-/// Who is on a list, of names between commas.
+/// A set of allowed names, from a flag with names separated by commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Listed {
-    /// Everybody: `*`, or nobody was named.
+    /// Every name is allowed: the flag contains `*` or no name.
     #[default]
     All,
-    /// These.
+    /// Only these names are allowed.
     Only(BTreeSet<String>),
 }
 
 impl Listed {
-    /// As etcd's flags have them.
+    /// Parses the value of a flag, in etcd's syntax.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let names: BTreeSet<String> = text
@@ -234,7 +234,7 @@ impl Listed {
         if names.is_empty() || names.contains("*") { Self::All } else { Self::Only(names) }
     }
 
-    /// Whether this one is on it.
+    /// Whether the set contains `name`.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         match self {
@@ -244,101 +244,109 @@ impl Listed {
     }
 }
 
-/// What the node runs by. Durations are what their names say; sizes are bytes.
+/// The resolved configuration of the node. Sizes are in bytes.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// `--name`
+    /// Name of this member (`--name`).
     pub name: String,
-    /// `--data-dir`
+    /// Path of the data directory (`--data-dir`).
     pub data_dir: PathBuf,
-    /// `--listen-peer-urls`
+    /// URLs on which to listen for peers (`--listen-peer-urls`).
     pub listen_peer_urls: Vec<ListenUrl>,
-    /// `--listen-client-urls`
+    /// URLs on which to listen for clients (`--listen-client-urls`).
     pub listen_client_urls: Vec<ListenUrl>,
-    /// `--listen-client-http-urls`: JSON and status apart from gRPC; empty: together
+    /// URLs for JSON and status, separate from gRPC (`--listen-client-http-urls`). If empty, the
+    /// client URLs serve both.
     pub listen_client_http_urls: Vec<ListenUrl>,
-    /// `--cors`: whose pages may call over HTTP
+    /// Origins whose pages browsers may let call the HTTP API (`--cors`).
     pub cors: Listed,
-    /// `--host-whitelist`: by which names a server without TLS may be called over HTTP
+    /// Host names under which a server without TLS may be called over HTTP (`--host-whitelist`).
     pub host_whitelist: Listed,
-    /// `--listen-metrics-urls`: `/metrics` and health, besides the client URLs
+    /// Additional URLs that serve `/metrics` and health (`--listen-metrics-urls`).
     pub listen_metrics_urls: Vec<ListenUrl>,
-    /// `--initial-advertise-peer-urls`
+    /// Peer URLs that this member advertises (`--initial-advertise-peer-urls`).
     pub advertise_peer_urls: Vec<PeerUrl>,
-    /// `--advertise-client-urls`
+    /// Client URLs that this member advertises (`--advertise-client-urls`).
     pub advertise_client_urls: Vec<PeerUrl>,
-    /// `--initial-cluster`, in the order given: name and peer URLs
+    /// Name and peer URLs of each first member, in the given order (`--initial-cluster`).
     pub initial_cluster: Vec<(String, Vec<PeerUrl>)>,
-    /// `--initial-cluster-state`
+    /// Whether the cluster is new or exists already (`--initial-cluster-state`).
     pub initial_cluster_state: ClusterState,
-    /// `--initial-cluster-token`
+    /// Token that makes the cluster's ids unique (`--initial-cluster-token`).
     pub initial_cluster_token: String,
-    /// `--strict-reconfig-check`
+    /// Whether to refuse changes of members that would endanger the quorum
+    /// (`--strict-reconfig-check`).
     pub strict_reconfig_check: bool,
-    /// `--max-learners`
+    /// Maximum number of learners in the cluster (`--max-learners`).
     pub max_learners: u64,
-    /// `--muster-document`, read
+    /// Contents of the member document (`--muster-document`).
     pub document: Option<MemberDocument>,
-    /// `--force-new-cluster`
+    /// Settings for making a new cluster from this member's data, if `--force-new-cluster` is
+    /// given.
     pub force_new_cluster: Option<Force>,
-    /// `--heartbeat-interval`
+    /// Time between heartbeats of a leader (`--heartbeat-interval`).
     pub heartbeat: Duration,
-    /// `--election-timeout`
+    /// Time without a leader before an election (`--election-timeout`).
     pub election: Duration,
-    /// `--initial-election-tick-advance`
+    /// Whether to hold the first election after a start early (`--initial-election-tick-advance`).
     pub hasten_first_election: bool,
-    /// `--snapshot-catchup-entries`
+    /// Number of entries that the log keeps for slow followers (`--snapshot-catchup-entries`).
     pub snapshot_catchup_entries: u64,
-    /// `--quota-backend-bytes`; 0: etcd's default of 2 GiB; negative: none
+    /// Quota of the store in bytes (`--quota-backend-bytes`). 0 means etcd's default of 2 GiB; a
+    /// negative value means no quota.
     pub quota_backend_bytes: i64,
-    /// `--auto-compaction-mode`, `--auto-compaction-retention`
+    /// Automatic compaction (`--auto-compaction-mode`, `--auto-compaction-retention`).
     pub auto_compaction: AutoCompaction,
-    /// `--max-txn-ops`
+    /// Maximum number of operations in a transaction (`--max-txn-ops`).
     pub max_txn_ops: u32,
-    /// `--max-request-bytes`
+    /// Maximum size of a request in bytes (`--max-request-bytes`).
     pub max_request_bytes: u32,
-    /// `--max-concurrent-streams`
+    /// Maximum number of open streams on a client connection (`--max-concurrent-streams`).
     pub max_concurrent_streams: u32,
-    /// `--enable-grpc-gateway`
+    /// Whether to serve the API as JSON too (`--enable-grpc-gateway`).
     pub grpc_gateway: bool,
-    /// `--grpc-keepalive-interval`
+    /// Time between two pings to a client (`--grpc-keepalive-interval`).
     pub keepalive_interval: Duration,
-    /// `--grpc-keepalive-timeout`
+    /// Time that a client has to answer a ping (`--grpc-keepalive-timeout`).
     pub keepalive_timeout: Duration,
-    /// `--watch-progress-notify-interval`
+    /// Time between two progress notices to a watch without events
+    /// (`--watch-progress-notify-interval`).
     pub watch_progress_interval: Duration,
-    /// `--bcrypt-cost`
+    /// Cost of password hashes (`--bcrypt-cost`).
     pub bcrypt_cost: u32,
-    /// `--auth-token`: what signs tokens, if they aren't simple ones
+    /// Keys that sign tokens (`--auth-token`); `None` for simple tokens.
     pub signed_tokens: Option<Arc<Jwt>>,
-    /// `--auth-token-ttl`, of simple tokens
+    /// Lifetime of a simple token after its last use (`--auth-token-ttl`).
     pub auth_token_ttl: Duration,
-    /// `--compaction-sleep-interval`
+    /// Pause of a compaction between two batches (`--compaction-sleep-interval`).
     pub compaction_sleep: Duration,
-    /// `--corrupt-check-time`; 0: as often as members compare their data if nothing is said
+    /// Time between two comparisons of all members' data (`--corrupt-check-time`); 0 for the
+    /// default interval.
     pub corrupt_check: Duration,
-    /// TLS of the client listener, if its URLs are https
+    /// TLS files of the client listeners, if any of their URLs is https.
     pub client_tls: Option<TlsFiles>,
-    /// TLS between peers, if their URLs are https
+    /// TLS files for connections between peers, if any of their URLs is https or the set of files
+    /// is complete.
     pub peer_tls: Option<TlsFiles>,
-    /// `--tls-min-version`, `--tls-max-version`, `--cipher-suites`
+    /// TLS versions and cipher suites for clients (`--tls-min-version`, `--tls-max-version`,
+    /// `--cipher-suites`).
     pub tls_policy: TlsPolicy,
-    /// `--log-level`
+    /// Lowest level that is logged (`--log-level`).
     pub log_level: tracing::Level,
-    /// `--log-format`
+    /// Format of log lines (`--log-format`).
     pub log_format: LogFormat,
-    /// `--log-outputs`
+    /// Destinations of log lines (`--log-outputs`).
     pub log_outputs: Vec<LogOutput>,
 }
 
 impl Config {
-    /// The peer URLs that this member advertises, as text.
+    /// Returns the peer URLs that this member advertises, as text.
     #[must_use]
     pub fn advertised_peers(&self) -> Vec<String> {
         self.advertise_peer_urls.iter().map(ToString::to_string).collect()
     }
 
-    /// The client URLs that this member advertises, as text.
+    /// Returns the client URLs that this member advertises, as text.
     #[must_use]
     pub fn advertised_clients(&self) -> Vec<String> {
         self.advertise_client_urls.iter().map(ToString::to_string).collect()

@@ -1,6 +1,7 @@
-//! Whole numbers as Go's `strconv` reads them with base 0, and as YAML writes them.
+//! Parses integers like Go's `strconv` with base 0, and as YAML writes them.
 
-/// Reads a signed number: decimal, or with the prefix `0x`, `0o`, `0` or `0b`; `_` may separate digits.
+/// Parses a signed integer: decimal, or with the prefix `0x`, `0o`, `0` or `0b`. Digits may be
+/// separated by `_`.
 pub(super) fn parse_int(text: &str) -> Option<i64> {
     let (is_negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
@@ -10,7 +11,7 @@ pub(super) fn parse_int(text: &str) -> Option<i64> {
     i64::try_from(if is_negative { -magnitude } else { magnitude }).ok()
 }
 
-/// Reads a number without a sign, in the forms that [`parse_int`] takes.
+/// Parses an integer without a sign, in the forms that [`parse_int`] accepts.
 pub(super) fn parse_uint(text: &str) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     let prefixed = [("0x", 16), ("0o", 8), ("0b", 2), ("0", 8)]
@@ -23,7 +24,7 @@ pub(super) fn parse_uint(text: &str) -> Option<u64> {
         None => (lower.as_str(), 10),
     };
     let is_separated = digits.split('_').all(|group| !group.is_empty());
-    // Rust's parser would take a sign.
+    // Rust's parser would accept a sign.
     let has_sign = digits.starts_with(['+', '-']);
     if !is_separated || has_sign {
         return None;
@@ -31,10 +32,12 @@ pub(super) fn parse_uint(text: &str) -> Option<u64> {
     u64::from_str_radix(&digits.replace('_', ""), radix).ok()
 }
 
-/// Go's JSON writes numbers from here on with an exponent.
+/// Go's JSON encoder writes numbers from this one on with an exponent, which is not a valid integer
+/// flag.
 const MAX_PLAIN_FLOAT: f64 = 1e21;
 
-/// The decimal digits of a whole number in any form of YAML 1.1: `10_000`, `0x2710`, `1e+05`, `5.0`.
+/// Returns the decimal digits of an integer in any form of YAML 1.1: `10_000`, `0x2710`, `1e+05`,
+/// `5.0`.
 pub(super) fn yaml_whole_number(text: &str) -> Option<String> {
     let text = text.replace('_', "");
     let integer = parse_int(&text).map(|number| number.to_string());
@@ -42,7 +45,7 @@ pub(super) fn yaml_whole_number(text: &str) -> Option<String> {
     if integer.is_some() {
         return integer;
     }
-    // Rust's parser would take "inf" and "nan".
+    // Rust's parser would accept "inf" and "nan".
     let is_float = text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
     let number = text.parse::<f64>().ok().filter(|_| is_float)?;
     let is_whole = number.fract() == 0.0 && number.abs() < MAX_PLAIN_FLOAT;

@@ -1,4 +1,4 @@
-//! From what was typed to what it means.
+//! Resolves the values as typed to a typed configuration.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -56,7 +56,7 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         max_txn_ops: uint32(low, "max-txn-ops"),
         max_request_bytes: max_request_bytes(low, remarks),
         max_concurrent_streams: match uint32(low, "max-concurrent-streams") {
-            // As in etcd's gRPC.
+            // As in etcd's gRPC server, 0 means no limit.
             0 => u32::MAX,
             streams => streams,
         },
@@ -83,7 +83,8 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
     Ok(config)
 }
 
-/// `--data-dir`; etcd's default is the member's name with `.etcd` behind it.
+/// Returns the value of `--data-dir`. As in etcd, the default is the member's name followed by
+/// `.etcd`.
 fn data_dir(low: &LowArgs, name: &str) -> PathBuf {
     match low.value("data-dir") {
         "" => PathBuf::from(format!("{name}.etcd")),
@@ -91,7 +92,7 @@ fn data_dir(low: &LowArgs, name: &str) -> PathBuf {
     }
 }
 
-/// Reads the file of `--muster-document`, if the flag names one.
+/// Reads the file of `--muster-document`, if that flag is given.
 fn member_document(low: &LowArgs) -> Result<Option<MemberDocument>, ConfigError> {
     Ok(match low.value("muster-document") {
         "" => None,
@@ -99,7 +100,7 @@ fn member_document(low: &LowArgs) -> Result<Option<MemberDocument>, ConfigError>
     })
 }
 
-/// `--max-request-bytes`, but no more than an entry of the log holds.
+/// Returns the value of `--max-request-bytes`, limited to the size that a log entry can hold.
 fn max_request_bytes(low: &LowArgs, remarks: &mut Vec<Remark>) -> u32 {
     let given = uint(low, "max-request-bytes");
     let limit = u32::try_from(MAX_PROPOSAL_BYTES).expect("the log's limit is a few megabytes");
@@ -109,19 +110,22 @@ fn max_request_bytes(low: &LowArgs, remarks: &mut Vec<Remark>) -> u32 {
     })
 }
 
-/// etcd's (server/auth/store.go), and that of a token (simple_token.go).
+/// Default bcrypt cost of etcd (server/auth/store.go).
 const DEFAULT_BCRYPT_COST: u32 = 10;
+/// Default lifetime of a simple token in etcd (simple_token.go).
 const DEFAULT_TOKEN_TTL: Duration = Duration::from_secs(300);
-/// A century: a clock can be added to it.
+/// Maximum lifetime of a simple token: a century, so that it can be added to a time without
+/// overflow.
 const MAX_TOKEN_SECONDS: u64 = 100 * 366 * 86_400;
 
-/// `--bcrypt-cost`; an error if bcrypt has none like that.
+/// Returns the value of `--bcrypt-cost`. A value that bcrypt does not allow is returned as the
+/// error.
 pub(super) fn bcrypt_cost(low: &LowArgs) -> Result<u32, u32> {
     let cost = u32::try_from(uint(low, "bcrypt-cost")).unwrap_or(u32::MAX);
     if (4..=31).contains(&cost) { Ok(cost) } else { Err(cost) }
 }
 
-/// `--auth-token-ttl`
+/// Returns the value of `--auth-token-ttl`; 0 means etcd's default.
 fn auth_token_ttl(low: &LowArgs) -> Duration {
     match uint(low, "auth-token-ttl") {
         0 => DEFAULT_TOKEN_TTL,
@@ -156,15 +160,16 @@ fn initial_cluster(
     }
 }
 
-/// A member's name, and where its peers reach it.
+/// A member's name and its peer URLs.
 pub(super) type NamedUrls = (String, Vec<PeerUrl>);
 
-/// `name=url,name=url,…`, the URLs of one name gathered, in the order in which names first appear.
+/// Parses `name=url,name=url,…`. A name may occur several times, with one URL each. Members are
+/// returned in the order in which their names first occur.
 pub(super) fn named_urls(text: &str) -> Result<Vec<NamedUrls>, ConfigError> {
     let mut members: Vec<NamedUrls> = Vec::new();
-    // As in etcd, an empty element between two commas is nobody.
+    // As in etcd, an empty element between two commas is ignored.
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-        // As etcd's parser: a part without "=" is a name without a URL.
+        // As in etcd's parser, a part without `=` is a name without a URL.
         let (name, url) = part.split_once('=').unwrap_or((part, ""));
         if url.is_empty() {
             return Err(ConfigError::EmptyUrl(name.to_owned()));
@@ -179,8 +184,9 @@ pub(super) fn named_urls(text: &str) -> Result<Vec<NamedUrls>, ConfigError> {
     Ok(members)
 }
 
-/// By etcd's rules (`parseCompactionRetention`): a bare number counts hours, or revisions; a duration that
-/// is given for revisions counts as many as it has nanoseconds.
+/// Resolves the automatic compaction by etcd's rules (`parseCompactionRetention`). A plain number
+/// means hours, or revisions in that mode. In that mode, a duration means as many revisions as it
+/// has nanoseconds.
 fn auto_compaction(low: &LowArgs) -> Result<AutoCompaction, ConfigError> {
     const HOUR_SECONDS: u64 = 60 * 60;
     let by_time = low.value("auto-compaction-mode") == "periodic";
@@ -192,7 +198,7 @@ fn auto_compaction(low: &LowArgs) -> Result<AutoCompaction, ConfigError> {
         None if text.is_empty() => Some(Duration::ZERO),
         None => duration::parse(text),
     };
-    // What Go's durations hold, and more revisions than there ever will be.
+    // The span must fit the 64-bit nanoseconds of Go's durations.
     match span.and_then(|span| i64::try_from(span.as_nanos()).ok().map(|nanos| (span, nanos))) {
         Some((_, 0)) => Ok(AutoCompaction::Never),
         Some((span, _)) if by_time => Ok(AutoCompaction::Periodic(span)),
@@ -215,7 +221,7 @@ fn uint(low: &LowArgs, flag: &str) -> u64 {
     parse_uint(low.value(flag)).expect("its kind was checked")
 }
 
-/// A number that may be larger than we count: the largest one then.
+/// Returns the value of a flag, limited to the largest `u32`.
 fn uint32(low: &LowArgs, flag: &str) -> u32 {
     u32::try_from(uint(low, flag)).unwrap_or(u32::MAX)
 }
@@ -249,7 +255,7 @@ fn log_outputs(text: &str) -> Vec<LogOutput> {
     list(named)
         .into_iter()
         .map(|output| match output.as_str() {
-            // Under systemd, standard error is the journal.
+            // Under systemd, standard error goes to the journal.
             "default" | "stderr" | "/dev/stderr" | "systemd/journal" => LogOutput::Stderr,
             "stdout" | "/dev/stdout" => LogOutput::Stdout,
             _ => LogOutput::File(PathBuf::from(output)),

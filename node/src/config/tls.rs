@@ -1,6 +1,6 @@
-//! What the flags say of TLS: files, versions and cipher suites.
+//! TLS settings from flags: files, versions and cipher suites.
 //!
-//! As in etcd, flags for a certificate change nothing while every URL that they are for is http.
+//! As in etcd, flags for a certificate have no effect if all URLs that they apply to are http.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::tls::{GoCipherSuite, TlsFiles, TlsPolicy, TlsVersion, go_cipher_suite, is_of_tls_1_2};
 
-/// Flags of the clients' side that have no effect while all of its URLs are http.
+/// Flags for client connections that have no effect while all client URLs are http.
 const CLIENT_FLAGS: [&str; 6] = [
     "cert-file",
     "key-file",
@@ -23,7 +23,7 @@ const CLIENT_FLAGS: [&str; 6] = [
     "client-cert-allowed-hostname",
 ];
 
-/// Flags of the peers' side that have no effect while all of its URLs are http.
+/// Flags for peer connections that have no effect while all peer URLs are http.
 const PEER_FLAGS: [&str; 7] = [
     "peer-cert-file",
     "peer-key-file",
@@ -34,7 +34,7 @@ const PEER_FLAGS: [&str; 7] = [
     "peer-cert-allowed-hostname",
 ];
 
-/// Whether a listener for clients speaks TLS.
+/// Whether any listener for clients uses TLS.
 pub(super) fn is_used_by_clients(config: &Config) -> bool {
     [&config.listen_client_urls, &config.listen_client_http_urls, &config.listen_metrics_urls]
         .into_iter()
@@ -42,7 +42,7 @@ pub(super) fn is_used_by_clients(config: &Config) -> bool {
         .any(ListenUrl::is_https)
 }
 
-/// Whether this member or a first member is reached by its peers over TLS.
+/// Whether this member or any first member is reached by peers over TLS.
 pub(super) fn is_used_by_peers(config: &Config) -> bool {
     let first_members = config.initial_cluster.iter().flat_map(|(_, urls)| urls);
     config.document.is_some()
@@ -50,7 +50,7 @@ pub(super) fn is_used_by_peers(config: &Config) -> bool {
         || config.advertise_peer_urls.iter().chain(first_members).any(PeerUrl::is_https)
 }
 
-/// The files of the clients' listeners, if one of them speaks TLS.
+/// Returns the TLS files of the client listeners, if any of these uses TLS.
 pub(super) fn client_files(
     low: &LowArgs,
     config: &Config,
@@ -63,8 +63,8 @@ pub(super) fn client_files(
     None
 }
 
-/// The files for connections between peers. Where all URLs are http, only a complete set counts:
-/// other members may be given https URLs later.
+/// Returns the TLS files for connections between peers. If all URLs are http, only a complete set
+/// of files is used, because other members may get https URLs later.
 pub(super) fn peer_files(
     low: &LowArgs,
     config: &Config,
@@ -87,7 +87,7 @@ fn without_effect(low: &LowArgs, flags: &[&'static str], because: &'static str) 
         .collect()
 }
 
-/// Whether a flag has another value than none and no.
+/// Whether a flag was given with a value other than empty or false.
 pub(super) fn is_given(low: &LowArgs, flag: &str) -> bool {
     low.given(flag).is_some_and(|value| !value.is_empty() && parse_bool(value) != Some(false))
 }
@@ -112,7 +112,7 @@ fn files(low: &LowArgs, prefix: &str) -> Option<TlsFiles> {
     })
 }
 
-/// The versions and cipher suites that clients are offered.
+/// Returns the TLS versions and cipher suites that are offered to clients.
 pub(super) fn policy(
     low: &LowArgs,
     config: &Config,
@@ -135,7 +135,8 @@ pub(super) fn policy(
     Ok(TlsPolicy { min, max, cipher_suites: suites })
 }
 
-/// The suites of `--cipher-suites` that can be offered. Go has more than we do: those are passed over.
+/// Returns the suites of `--cipher-suites` that can be offered. Suites that only Go supports are
+/// left out, with a remark.
 fn cipher_suites(
     low: &LowArgs,
     remarks: &mut Vec<Remark>,

@@ -1,5 +1,5 @@
-//! Flags of etcd's that would have to do something here and can't: refused where they would, passed
-//! over with a remark where etcd passes over them, too.
+//! Flags of etcd that this node can't support. They are refused where they would have an effect.
+//! Where etcd ignores them too, they are ignored with a remark.
 
 use super::{
     Config, LowArgs, Remark,
@@ -7,17 +7,17 @@ use super::{
     tls,
 };
 
-/// What becomes of such a flag.
+/// Treatment of an unsupported flag that was given.
 enum Ruling {
-    /// It would change nothing, as in etcd; why.
+    /// The flag would have no effect in etcd either; the text says why.
     Ignored(&'static str),
     Refused,
 }
 
-/// What the log should say of flags that change nothing.
+/// Checks the unsupported flags, and returns remarks about those that have no effect.
 ///
 /// # Errors
-/// The first flag that is refused, and what to do instead.
+/// Fails for the first refused flag, with advice on what to do instead.
 pub(super) fn check(low: &LowArgs, config: &Config) -> Result<Vec<Remark>, String> {
     let mut remarks = Vec::new();
     for flag in FLAGS {

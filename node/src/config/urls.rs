@@ -1,32 +1,33 @@
-//! URLs as etcd takes them: a scheme, a host and a port, nothing else (etcd `pkg/types.NewURLs`).
+//! URLs as etcd accepts them: a scheme, a host and a port, and nothing else (etcd
+//! `pkg/types.NewURLs`).
 
 use std::{
     fmt,
     net::{IpAddr, SocketAddr, ToSocketAddrs},
 };
 
-/// Why a URL can't be used.
+/// Why a URL is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    /// It isn't http or https.
+    /// The scheme is neither http nor https.
     #[error("URL scheme must be http, https, unix, or unixs: {0}")]
     Scheme(String),
-    /// Sockets of the file system.
+    /// The URL names a Unix domain socket.
     #[error("unix sockets are not supported: {0}")]
     Unix(String),
-    /// The port is missing.
+    /// The host or the port is missing or malformed.
     #[error("URL address does not have the form \"host:port\": {0}")]
     HostPort(String),
-    /// There is something behind the port.
+    /// The URL has a path, query or fragment.
     #[error("URL must not contain a path: {0}")]
     Path(String),
-    /// A name where an address must be.
+    /// The host is a name, but an IP address is required.
     #[error("expected IP in URL for binding ({0})")]
     NotAnAddress(String),
 }
 
-/// Where a member or a client's server is reached. Compares and prints as it was written, with its
-/// scheme in small letters.
+/// URL under which a member is reached by peers or clients. It compares and prints as it was
+/// written, with its scheme in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerUrl {
     text: String,
@@ -36,10 +37,9 @@ pub struct PeerUrl {
 }
 
 impl PeerUrl {
-    /// Reads one URL.
     ///
     /// # Errors
-    /// If it isn't scheme, host and port.
+    /// Fails unless the URL consists of scheme, host and port.
     pub fn parse(text: &str) -> Result<Self, UrlError> {
         let text = text.trim();
         let (scheme, rest) =
@@ -70,10 +70,10 @@ impl PeerUrl {
         Ok(Self { text: format!("{scheme}://{rest}"), host, port, https })
     }
 
-    /// Reads a list separated by commas; a URL that stands in it twice counts once.
+    /// Parses a list separated by commas, and drops duplicates.
     ///
     /// # Errors
-    /// At the first that isn't one.
+    /// Fails at the first invalid URL.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, UrlError> {
         let mut urls: Vec<Self> = Vec::new();
         for url in text.split(',') {
@@ -85,26 +85,27 @@ impl PeerUrl {
         Ok(urls)
     }
 
-    /// The host: a name, or an address without brackets, which may have a zone (`fe80::1%eth0`).
+    /// Returns the host: a name, or an address without brackets, which may have a zone
+    /// (`fe80::1%eth0`).
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Whether it is https.
+    /// Whether the scheme is https.
     #[must_use]
     pub fn is_https(&self) -> bool {
         self.https
     }
 
-    /// Whether another URL reaches the same place: scheme and port equal, and the hosts equal, or
-    /// resolving to a common address (etcd `netutil.urlsEqual`). May ask the resolver.
+    /// Whether the other URL leads to the same server. Schemes and ports must be equal. Hosts must
+    /// be equal or resolve to a common address (etcd `netutil.urlsEqual`). This may make DNS
+    /// queries.
     #[must_use]
     pub fn reaches_same(&self, other: &Self) -> bool {
         if self.https != other.https || self.port != other.port {
@@ -123,7 +124,8 @@ impl PeerUrl {
     }
 }
 
-/// An IPv6 address as the resolver takes it: in a URL `%25` stands before its zone (RFC 6874), else `%`.
+/// Converts an IPv6 address to the form that the resolver takes. Before its zone, a URL has `%25`
+/// (RFC 6874) and the resolver `%`.
 fn ipv6_host(text: &str) -> Option<String> {
     let (address, zone) = match text.split_once("%25") {
         Some((address, zone)) => (address, Some(zone)),
@@ -135,7 +137,7 @@ fn ipv6_host(text: &str) -> Option<String> {
     is_zone.then(|| format!("{address}%{zone}"))
 }
 
-/// As Go's `net/url` takes a host, but for users and escapes.
+/// Whether Go's `net/url` accepts this character in a host, without user names and escapes.
 fn may_be_in_host(c: char) -> bool {
     !c.is_control() && !"[]:@ %{}|\\^`".contains(c)
 }
@@ -146,7 +148,7 @@ impl fmt::Display for PeerUrl {
     }
 }
 
-/// Where to listen: an address, or `localhost`.
+/// URL to listen on. Its host is an IP address or `localhost`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenUrl {
     url: PeerUrl,
@@ -154,10 +156,10 @@ pub struct ListenUrl {
 }
 
 impl ListenUrl {
-    /// Reads one URL.
+    /// Parses one URL and its address to bind.
     ///
     /// # Errors
-    /// If it isn't a URL, or its host is a name.
+    /// Fails if it is not a URL, or if its host is a name other than `localhost`.
     pub fn parse(text: &str) -> Result<Self, UrlError> {
         let url = PeerUrl::parse(text)?;
         let ip = if url.host == "localhost" {
@@ -169,10 +171,11 @@ impl ListenUrl {
         Ok(Self { url, address })
     }
 
-    /// Reads a list separated by commas; an address that stands in it twice counts once.
+    /// Parses a list separated by commas, and drops URLs with the same scheme and address as
+    /// another.
     ///
     /// # Errors
-    /// At the first that isn't one.
+    /// Fails at the first invalid URL.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, UrlError> {
         let mut urls: Vec<Self> = Vec::new();
         for url in text.split(',') {
@@ -186,13 +189,13 @@ impl ListenUrl {
         Ok(urls)
     }
 
-    /// The address to bind.
+    /// Returns the address to bind.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Whether it is https.
+    /// Whether the scheme is https.
     #[must_use]
     pub fn is_https(&self) -> bool {
         self.url.https
@@ -232,7 +235,7 @@ mod tests {
         let url = PeerUrl::parse("http://[fe80::1%25eth0]:2380").unwrap();
         assert_eq!((url.host(), url.port()), ("fe80::1%eth0", 2380));
         assert_eq!(url.to_string(), "http://[fe80::1%25eth0]:2380");
-        // Binding to one is refused, as by etcd.
+        // Listening on an address with a zone is refused, as in etcd.
         assert!(ListenUrl::parse("http://[fe80::1%25eth0]:2380").is_err());
     }
 

@@ -1,4 +1,4 @@
-//! Relations between settings, with etcd's texts (etcd `embed.Config.Validate`).
+//! Checks relations between settings, with etcd's error texts (etcd `embed.Config.Validate`).
 
 use std::{io, path::PathBuf, time::Duration};
 
@@ -11,68 +11,62 @@ use crate::{auth::JwtError, identity::DocumentError, tls::TlsVersion};
 pub(super) const NO_PEER_CERTIFICATE: &str = "TLS key/cert (--peer-cert-file, --peer-key-file) must be provided for peer urls with HTTPS scheme";
 const MAX_ELECTION: Duration = Duration::from_millis(50_000);
 
-/// Settings that can be understood, but not followed: exit code 1.
+/// Settings that can be parsed but are invalid: exit code 2.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A variable's value is of the wrong kind.
+    /// A variable's value does not fit its flag's kind.
     #[error("invalid value in {variable}")]
     Variable {
-        /// Which.
         variable: String,
-        /// What is wrong with it.
         #[source]
         source: UsageError,
     },
     /// The configuration file can't be read.
     #[error("cannot read --config-file {}", path.display())]
     FileRead {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// Something in it can't be understood.
+    /// A part of the configuration file is invalid.
     #[error("{}:{line}: {problem}", path.display())]
     File {
-        /// Which.
         path: PathBuf,
-        /// From 1.
+        /// Line number, counting from 1.
         line: usize,
-        /// What.
+        /// Description of the problem.
         problem: String,
     },
-    /// A flag's URLs can't be used.
+    /// A URL of a flag is invalid.
     #[error("--{flag}: {source}")]
     Url {
-        /// Which flag.
+        /// Name of the flag, without dashes.
         flag: &'static str,
-        /// Why not.
         source: UrlError,
     },
     /// A member of the initial cluster has no URL.
     #[error("empty URL given for \"{0}\"")]
     EmptyUrl(String),
-    /// A cipher suite isn't known.
+    /// A cipher suite is unknown.
     #[error("unexpected TLS cipher suite \"{0}\"")]
     CipherSuite(String),
-    /// Of the cipher suites that were named none can be offered.
+    /// No named cipher suite can be offered to clients.
     #[error(
         "--cipher-suites={0} names no suite that this program offers: name one with ECDHE and GCM, as TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, or leave the flag away"
     )]
     NoCipherSuite(String),
-    /// The member document can't be used.
+    /// The member document is invalid.
     #[error("--muster-document")]
     Document(#[source] DocumentError),
-    /// Tokens can't be signed or checked.
+    /// The keys for signed tokens are missing or unusable.
     #[error(transparent)]
     Tokens(#[from] JwtError),
-    /// Two settings contradict each other, or one is out of bounds.
+    /// Two settings contradict each other, or one is out of range.
     #[error("{0}")]
     Relation(String),
 }
 
-/// Checks what the types can't say.
+/// Checks relations that the types can't express.
 pub(super) fn validate(config: &Config, low: &LowArgs) -> Result<(), ConfigError> {
     let checks: [&dyn Fn() -> Result<(), String>; 3] =
         [&|| advertised(config, low), &|| times(config), &|| check_tls(config, low)];
@@ -80,7 +74,7 @@ pub(super) fn validate(config: &Config, low: &LowArgs) -> Result<(), ConfigError
 }
 
 fn advertised(config: &Config, low: &LowArgs) -> Result<(), String> {
-    // Of a file etcd does not ask this.
+    // etcd does not make this check for a configuration file.
     if low.given(CONFIG_FILE).is_none()
         && low.given("listen-client-urls").is_some()
         && low.given("advertise-client-urls").is_none()
@@ -180,14 +174,14 @@ fn check_tls(config: &Config, low: &LowArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// More than etcd suggests for a store (server/storage/quota.go).
+/// Returns a remark if the quota is larger than etcd recommends (server/storage/quota.go).
 pub(super) fn large_quota(config: &Config) -> Option<Remark> {
     const SUGGESTED: i64 = 8 << 30;
     let quota = config.quota_backend_bytes;
     (quota > SUGGESTED).then_some(Remark::LargeQuota(quota))
 }
 
-/// URLs that are served in plain although there is a certificate for them.
+/// Returns remarks about URLs that are served without TLS although there is a certificate for them.
 pub(super) fn plaintext(config: &Config) -> Vec<Remark> {
     let (clients, peers) = (config.client_tls.is_some(), config.peer_tls.is_some());
     [

@@ -1,14 +1,14 @@
-//! As much of YAML as a configuration needs: single values, lists and mappings, aliases of them (`*x`)
-//! and merged mappings (`<<: *x`); with lines, so that what is wrong can be pointed at.
+//! Reads the parts of YAML that a configuration needs: single values, lists, mappings, aliases
+//! (`*x`) and merged mappings (`<<: *x`). Line numbers are kept for error messages.
 
 use std::collections::{BTreeMap, btree_map};
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
 
-/// What is wrong, and where.
+/// A problem in a file, with its line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Problem {
-    /// From 1.
+    /// Line number, counting from 1.
     pub line: usize,
     pub text: String,
 }
@@ -17,47 +17,48 @@ pub(super) struct Problem {
 #[derive(Debug, Default)]
 pub(super) struct Document {
     pub entries: Vec<Entry>,
-    /// What etcd's parser passes over.
+    /// Parts that are ignored, as etcd's parser ignores them.
     pub passed_over: Vec<Problem>,
 }
 
-/// A key and its value.
+/// A key of a mapping, with its value.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub key: String,
-    /// The key's.
+    /// Line number of the key.
     pub line: usize,
     pub node: Node,
 }
 
-/// A value.
+/// A value: single, list or mapping.
 #[derive(Clone, Debug)]
 pub(super) enum Node {
-    /// A single value; `None`: null.
+    /// A single value; `None` for null.
     Scalar(Option<Scalar>),
     List(Vec<Node>),
     Map(Vec<Entry>),
 }
 
-/// A single value, as it is written.
+/// A single value, as it is written in the file.
 #[derive(Clone, Debug)]
 pub(super) struct Scalar {
     pub text: String,
-    /// Written without quotes, so that it may be a number.
+    /// Whether the value is written without quotes, so that it may be a number.
     pub is_plain: bool,
 }
 
-/// Lists and mappings inside one another.
+/// Maximum nesting depth of lists and mappings.
 const MAX_DEPTH: usize = 16;
-/// Values in a document, aliases counted with all that they stand for.
+/// Maximum number of values in a document. An alias counts as all the values that it stands for.
 const MAX_VALUES: usize = 100_000;
-/// The key whose mapping's entries count where the mapping around it lacks them.
+/// Key that merges a mapping: its entries are added to the mapping around it, unless that has the
+/// key.
 const MERGE: &str = "<<";
 
-/// Reads the first document of a file; a file without any has no keys.
+/// Parses the first document of a file. A file without a document gives no entries.
 ///
 /// # Errors
-/// If it is no YAML, or no mapping.
+/// Fails if the text is not YAML, or if the document is not a mapping.
 pub(super) fn parse(text: &str) -> Result<Document, Problem> {
     let parser = Parser::new_from_str(text);
     let mut reader =
@@ -100,7 +101,7 @@ impl From<ScanError> for Problem {
 }
 
 impl Node {
-    /// The values in it, itself among them.
+    /// Returns the number of values in this value, including itself.
     fn values(&self) -> usize {
         1 + match self {
             Self::Scalar(_) => 0,
@@ -112,7 +113,7 @@ impl Node {
 
 struct Reader<'a> {
     parser: Parser<'a, StrInput<'a>>,
-    /// Values that aliases may stand for, by the parser's number of their anchor.
+    /// Values that aliases may refer to, by the number that the parser gives their anchor.
     anchors: BTreeMap<usize, Node>,
     values: usize,
     passed_over: Vec<Problem>,
@@ -131,7 +132,8 @@ impl<'a> Reader<'a> {
         self.passed_over.push(Problem::new(line, text));
     }
 
-    /// The value that `first` begins, with so many lists and mappings inside one another at most.
+    /// Reads the value that begins with the event `first`. `depth` is the number of further nesting
+    /// levels that are allowed.
     fn node(&mut self, first: Event<'a>, line: usize, depth: usize) -> Result<Node, Problem> {
         let nested = depth.checked_sub(1).ok_or_else(|| {
             Problem::new(line, "there are too many lists and mappings inside one another")
@@ -144,7 +146,7 @@ impl<'a> Reader<'a> {
             Event::Scalar(text, style, anchor, _) => (anchor, scalar(text.into_owned(), style)),
             _ => return Err(Problem::new(line, "a value was expected here")),
         };
-        // The parser numbers anchors from 1.
+        // The parser numbers anchors from 1; 0 means none.
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
@@ -168,7 +170,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Of a key that stands twice the last one counts, as in etcd.
+    /// Reads the rest of a mapping. If a key occurs twice, the last value counts, as in etcd.
     fn map(&mut self, depth: usize) -> Result<Vec<Entry>, Problem> {
         let mut entries: BTreeMap<String, (usize, Node)> = BTreeMap::new();
         let mut order: Vec<String> = Vec::new();
@@ -218,7 +220,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Adds the entries of a mapping, or of each mapping of a list, whose keys are missing.
+/// Adds those entries of a mapping, or of each mapping in a list, whose keys are missing.
 fn merge(entries: &mut BTreeMap<String, (usize, Node)>, order: &mut Vec<String>, node: Node) {
     match node {
         Node::Map(more) => {
