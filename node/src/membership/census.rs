@@ -1,20 +1,23 @@
-//! What other members say of who the members are, for one that was away.
+//! Other members' views of the members (censuses), for a member that was unreachable.
 //!
-//! A member that was away knows its own table only, which may be old: another one may have joined
-//! meanwhile, and lead, or a member may have moved. It can't be brought up to date by a leader that it
-//! turns away, or whose new address it doesn't know. So members tell each other who the members are, by
-//! the table that each has applied. etcd meets the same with `AddRemote` and `X-PeerURLs`
-//! (server/etcdserver/api/rafthttp), and takes everybody whom TLS and the cluster's id let in; here
-//! somebody has to vouch.
+//! Such a member knows only its own table, which may be old. Meanwhile another member may have
+//! joined and become the leader, or a member may have moved. A leader can't bring it up to date if
+//! the member refuses its connection or does not know its new address. So each member sends the
+//! others a census of its applied table.
 //!
-//! - Only a member of one's own table is believed, and only while it is one: who was let in on another's
-//!   word can let nobody in.
-//! - Of what they say, the latest configuration counts, if it is later than one's own.
-//! - Where a member says that it is itself is looked at in any case: who has moved may be the only one left
-//!   that knows of it.
-//! - It widens whom streams are taken from and where they are dialled, in memory, until one's own table
-//!   has caught up. It changes no table, no quorum and no binding, takes nobody away, and never lets in
-//!   who was removed.
+//! etcd solves the same problem with `AddRemote` and `X-PeerURLs` (server/etcdserver/api/rafthttp).
+//! It accepts every peer with a valid certificate and the cluster's id. Here a known member must
+//! name the peer.
+//!
+//! - A census counts only if its sender is in the receiver's own table, and only while it is. So a
+//!   member that was accepted because of a census can't add others.
+//! - Of all censuses the one with the latest configuration counts, if it is later than the
+//!   receiver's own.
+//! - A member's own URLs always count. After a move, it may be the only member left that knows
+//!   them.
+//! - A census extends the peers from which connections are accepted and the addresses that are
+//!   dialled. This lasts, in memory, until the receiver's own table has caught up. A census changes
+//!   no table, quorum or binding. It removes no member and never readmits a removed one.
 
 use std::collections::BTreeMap;
 
@@ -23,21 +26,23 @@ use node_proto::musterpb;
 use super::{MalformedMember, Member, MemberTable};
 use crate::identity::{Incarnation, MemberId, NodeKey};
 
-/// Members beside one's own that are taken on others' word; more are passed over.
+/// Maximum number of members that are accepted because of a census; further ones are ignored.
 const MOST_NEWCOMERS: usize = 16;
-/// Addresses of one member that are taken so; more are passed over.
+/// Maximum number of addresses of one member that are taken from a census; further ones are
+/// ignored.
 const MOST_URLS: usize = 8;
-/// Peers whose last census is kept. Of more, who speaks of the earliest configuration is forgotten.
+/// Maximum number of peers whose last census is kept. If there are more, the census with the
+/// earliest configuration is dropped.
 const MOST_TELLERS: usize = 128;
 
-/// Who the members are, by the table of one of them.
+/// The members according to the table of one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Census {
-    /// Which configuration that is: [`MemberTable::changed`].
+    /// Configuration of the table, as in [`MemberTable::changed`].
     pub changed: u64,
-    /// Everybody in it.
+    /// All members in that configuration.
     pub members: Vec<Member>,
-    /// Where the one who says so is reached, by its own flags.
+    /// Peer URLs of the sender itself, according to its flags.
     pub own_urls: Vec<String>,
 }
 
@@ -47,18 +52,18 @@ pub struct Censuses {
     told: BTreeMap<MemberId, Census>,
 }
 
-/// Another member, as far as streams to it and from it are concerned.
+/// Another member, with what is needed to open or accept connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Its id.
+    /// Member id of the neighbour.
     pub id: MemberId,
-    /// Where it may be reached.
+    /// URLs under which the member may be reached.
     pub urls: Vec<String>,
-    /// The only incarnation that may act as it, if one is bound.
+    /// The only incarnation that may act as this member, if one is bound.
     pub incarnation: Option<Incarnation>,
-    /// The only key that may speak for it, if one is bound.
+    /// The only key that may authenticate as this member, if one is bound.
     pub node_key: Option<NodeKey>,
-    /// Only others say that it is a member.
+    /// Whether the member is known only from a census, and is not in the receiver's own table.
     pub is_told: bool,
 }
 
@@ -79,7 +84,7 @@ impl TryFrom<musterpb::Census> for Census {
 }
 
 impl Censuses {
-    /// `by`, a peer, says who the members are; whether it has said otherwise before.
+    /// Stores the census of the peer `by`. Returns whether it differs from the peer's last one.
     pub fn tell(&mut self, by: MemberId, census: Census) -> bool {
         if self.told.get(&by) == Some(&census) {
             return false;
@@ -93,7 +98,8 @@ impl Censuses {
         true
     }
 
-    /// Whom the member `own`, whose table is this one, exchanges messages with, by id.
+    /// Returns the members with which the member `own` exchanges messages, ordered by id. `table`
+    /// is the table of `own`.
     #[must_use]
     pub fn neighbours(&self, table: &MemberTable, own: MemberId) -> Vec<Neighbour> {
         let latest = self.latest(table);
@@ -117,7 +123,8 @@ impl Censuses {
         neighbours
     }
 
-    /// The latest configuration that a member of this table speaks of, if that is later.
+    /// Returns the latest census from a member of this table, if its configuration is later than
+    /// the table's.
     fn latest(&self, table: &MemberTable) -> Option<&Census> {
         let believed = self.told.iter().filter(|(by, _)| table.member(**by).is_some());
         let latest = believed.map(|(_, census)| census).max_by_key(|census| census.changed);
@@ -210,7 +217,8 @@ mod tests {
         assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), three_of]);
     }
 
-    /// The leader that made the change is gone, and with it all who had heard that it is committed.
+    /// The leader that made the change is lost, and with it every member that knew that it was
+    /// committed.
     #[test]
     fn who_moved_is_found_by_its_own_word_alone() {
         let own_urls = vec!["http://elsewhere:2380".to_owned()];
@@ -231,7 +239,8 @@ mod tests {
         censuses.tell(MemberId(3), (&shrunk).into());
         assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), known(3)]);
         assert_eq!(shown(&censuses.neighbours(&shrunk, ME)), [known(2), known(3)]);
-        // Who is behind takes nobody away, and sends nobody where a member was before it moved.
+        // A census of an older configuration removes no member, and does not bring back an address
+        // from before a move.
         censuses.tell(MemberId(3), (&three()).into());
         assert_eq!(shown(&censuses.neighbours(&grown, ME)), [known(2), known(3), known(4)]);
         let elsewhere = "http://elsewhere:2380".to_owned();

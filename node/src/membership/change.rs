@@ -1,18 +1,19 @@
-//! Changes of the table, as entries carry them.
+//! Changes of the member table, as log entries contain them.
 
 use std::fmt;
 
 use super::Member;
 use crate::identity::{MemberId, OperationId};
 
-/// A change, as it is asked for.
+/// A requested change of the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangeRequest {
-    /// What is to change.
+    /// The change to be made.
     pub change: MemberChange,
-    /// By this it is carried out at most once.
+    /// Operation id, by which the change is carried out at most once.
     pub operation: Option<OperationId>,
-    /// The configuration that it was planned on: it is refused on any other.
+    /// Configuration on which the change was planned, as in
+    /// [`MemberTable::changed`](super::MemberTable::changed). On any other it is refused.
     pub planned_at: Option<u64>,
 }
 
@@ -22,20 +23,21 @@ impl From<MemberChange> for ChangeRequest {
     }
 }
 
-/// One change of the members.
+/// A change of one member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberChange {
-    /// A new member, as learner or as voter.
+    /// Adds a new member, as a learner or as a voter.
     Add(Member),
-    /// A learner gets its vote.
+    /// Gives a learner its vote.
     Promote(MemberId),
-    /// A member is one no longer, for ever.
+    /// Removes a member for ever.
     Remove(MemberId),
-    /// A member is reached at these peer URLs from now on.
+    /// Replaces the peer URLs of a member.
     Update(MemberId, Vec<String>),
 }
 
-/// For log lines: the verb, the member's id in hexadecimal, and where the change says so its URLs.
+/// Formats the change for log lines: the verb, the member's id in hexadecimal, and the URLs, if the
+/// change has any.
 impl fmt::Display for MemberChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -50,7 +52,7 @@ impl fmt::Display for MemberChange {
     }
 }
 
-/// For log lines: the change, and the operation id where the client sent one.
+/// Formats the request for log lines: the change, and the operation id if the client sent one.
 impl fmt::Display for ChangeRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.change.fmt(f)?;
@@ -61,43 +63,43 @@ impl fmt::Display for ChangeRequest {
     }
 }
 
-/// Why a change was refused; the same on every member. The table is as it was.
+/// Why a change was refused. Every member comes to the same error, and the table is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
-    /// There is a member of this id or incarnation.
+    /// A member with this id or incarnation exists already.
     #[error("member ID already exists")]
     IdExists,
-    /// A member of this id or incarnation was removed.
+    /// A member with this id, incarnation or key was removed.
     #[error("the member was removed, and never comes back")]
     Removed,
-    /// Another member is reached there.
+    /// Another member has this peer URL.
     #[error("peer URL already exists")]
     PeerUrlExists,
-    /// It is not the incarnation that the member is bound to.
+    /// The member is bound to another incarnation, or the published one belongs to another member.
     #[error("the member is bound to another incarnation")]
     OtherIncarnation,
-    /// No such member.
+    /// There is no member with this id.
     #[error("member not found")]
     NotFound,
-    /// It votes already.
+    /// The member to be promoted is a voter already.
     #[error("can only promote a learner member")]
     NotALearner,
-    /// Nobody would be left to vote.
+    /// The change would remove the last voter.
     #[error("the last voter can't be removed")]
     LastVoter,
-    /// It was planned or judged on another configuration than the present one.
+    /// The change was planned or judged on another configuration than the current one.
     #[error("the members have changed since this change was planned: they are at {now}")]
     Stale {
-        /// The present one.
+        /// Index of the entry that made the current configuration.
         now: u64,
     },
-    /// It has been carried out before, by its operation's id.
+    /// The operation was carried out before.
     #[error("this operation was carried out at {at}")]
     CarriedOut {
-        /// The configuration that it made.
+        /// Index of the entry that carried it out.
         at: u64,
     },
-    /// It has no id, no URL, or an incarnation or key that is none.
+    /// The member has no id or no URL, or a malformed incarnation or key.
     #[error("no member could be like this")]
     Malformed,
 }

@@ -1,4 +1,5 @@
-//! Members as bytes, for entries, the store's file and snapshots; and as etcd's clients know them.
+//! Encodes members as bytes for log entries, the store's file and snapshots, and converts them to
+//! etcd's messages.
 
 use bytes::Bytes;
 use node_proto::{etcdserverpb, musterpb};
@@ -8,7 +9,7 @@ use super::{
 };
 use crate::identity::{Incarnation, MemberId, NodeKey, OperationId};
 
-/// A row or frame that is a message, but no member.
+/// Error for a message that decodes but describes no valid member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an incarnation, key or operation has a wrong length")]
 pub struct MalformedMember;
@@ -76,7 +77,7 @@ impl TryFrom<musterpb::PublishMember> for Published {
 }
 
 impl Published {
-    /// What the member `id` proposes.
+    /// Encodes the command that the member `id` proposes to publish itself.
     pub(crate) fn encode(&self, id: MemberId) -> musterpb::PublishMember {
         musterpb::PublishMember {
             member_id: id.0,
@@ -89,7 +90,7 @@ impl Published {
 }
 
 impl RemovedMember {
-    /// Its row.
+    /// Encodes the removed member as a row of the store.
     #[must_use]
     pub fn encode(&self, id: MemberId) -> musterpb::RemovedMember {
         let incarnation = optional(self.incarnation.map(|incarnation| incarnation.0));
@@ -98,7 +99,7 @@ impl RemovedMember {
         musterpb::RemovedMember { id: id.0, incarnation, node_key, index: self.index, operations }
     }
 
-    /// What [`Self::encode`] gave.
+    /// Decodes a row that [`Self::encode`] returned.
     pub fn decode(row: &musterpb::RemovedMember) -> Result<(MemberId, Self), MalformedMember> {
         let incarnation = exact(&row.incarnation)?.map(Incarnation);
         let node_key = exact(&row.node_key)?.map(NodeKey);
@@ -154,7 +155,7 @@ impl TryFrom<musterpb::MemberChange> for MemberChange {
             Some(Change::Promote(id)) => Ok(Self::Promote(MemberId(id))),
             Some(Change::Remove(id)) => Ok(Self::Remove(MemberId(id))),
             Some(Change::Update(update)) => Ok(Self::Update(MemberId(update.id), update.peer_urls)),
-            // Commands without a change are not decoded.
+            // This can't happen: decoding a command without a change fails earlier.
             None => Err(ChangeError::Malformed),
         }
     }
@@ -180,7 +181,7 @@ fn optional<const N: usize>(bytes: Option<[u8; N]>) -> Bytes {
     bytes.map_or_else(Bytes::new, |bytes| Bytes::copy_from_slice(&bytes))
 }
 
-/// Nothing, or exactly so many bytes.
+/// Converts bytes to an array of the expected length; no bytes at all become `None`.
 fn exact<const N: usize>(bytes: &Bytes) -> Result<Option<[u8; N]>, MalformedMember> {
     if bytes.is_empty() {
         return Ok(None);

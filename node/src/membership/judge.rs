@@ -1,8 +1,8 @@
-//! Whether a change of members may be made now: etcd's rules, in etcd's order
+//! Rules for whether a change of members may be made now. They are etcd's, in etcd's order
 //! (server/etcdserver/server.go, `mayAddMember`, `mayRemoveMember`, `mayPromoteMember`).
 //!
 //! The rules are about a quorum of the configuration that the change leads to. A member counts as
-//! *started* once it has said its name, and as *healthy* once it has been connected for
+//! *started* once it has published its name. It counts as *healthy* once it has been connected for
 //! [`HEALTHY_AFTER`].
 
 use std::collections::BTreeMap;
@@ -11,73 +11,74 @@ use std::time::Duration;
 use super::{Member, MemberTable};
 use crate::identity::MemberId;
 
-/// How long a member must have been connected, without a break, to count as healthy.
+/// How long a member must have been connected without interruption to count as healthy.
 pub(super) const HEALTHY_AFTER: Duration = Duration::from_secs(5);
 
-/// A learner that has this many entries to fetch, or fewer, is in sync: what a busy leader has on
-/// its way to a member at any time. A share of the log, as etcd asks for, would be millions of
-/// entries of an old cluster, and every one of a young cluster's.
+/// Maximum number of missing entries with which a learner is in sync. A busy leader has about this
+/// many entries in flight to a member at any time. etcd requires a share of the log instead. That
+/// would be millions of entries in an old cluster, and every entry in a young one.
 pub(super) const IN_SYNC_ENTRIES: u64 = 1_000;
 
-/// Why not. The texts that clients are told are the API's.
+/// Why a change of members is not allowed now. The API has its own texts for clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Objection {
-    /// So few members have started that they would be no quorum.
+    /// Too few members have started to form a quorum.
     #[error("not enough started members")]
     NotEnoughStarted,
-    /// So few members have been healthy for long enough that they would be no quorum.
+    /// Too few members have been healthy for long enough to form a quorum.
     #[error("unhealthy cluster")]
     Unhealthy,
-    /// The learner has too much to fetch, or no stream stands to it.
+    /// The learner lacks too many entries, or is not connected.
     #[error("the learner is not in sync with the leader")]
     LearnerNotReady,
-    /// The learner has not answered the last heartbeats. It may just be late: judge again soon.
+    /// The learner has not answered the last heartbeats. It may just be late, so the change should
+    /// be judged again soon.
     #[error("the learner has not answered the leader's last heartbeats")]
     LearnerSilent,
-    /// Of those who would be left, no quorum is known to know who the members are.
+    /// No quorum of the remaining voters is known to have the last change of members.
     #[error("no quorum of the members that stay has heard of the last change yet")]
     Unsettled,
-    /// There are as many learners as may be.
+    /// The cluster already has the maximum number of learners.
     #[error("too many learner members in cluster")]
     TooManyLearners,
 }
 
-/// How far a learner is, as its leader knows it.
+/// Replication progress of a learner, as its leader knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Progress {
-    /// A stream stands to it, and it has answered at least once.
+    /// Whether the learner is connected, and has answered at least once.
     pub connected: bool,
-    /// It has answered one of the last heartbeats.
+    /// Whether the learner has answered one of the last heartbeats.
     pub prompt: bool,
-    /// The last entry that it has on disk.
+    /// Index of the last entry that the learner has on disk.
     pub matched: u64,
-    /// The leader's last entry.
+    /// Index of the leader's last entry.
     pub last: u64,
 }
 
-/// The members, as one of them sees them.
+/// The members as one of them sees them.
 #[derive(Debug)]
 pub(super) struct Sight<'a> {
-    /// Who they are.
+    /// Member table of that member.
     pub table: &'a MemberTable,
-    /// Who looks.
+    /// Id of the member whose view this is.
     pub local: MemberId,
-    /// For how long each other one has been connected; who isn't is absent.
+    /// How long each other member has been connected; disconnected members are absent.
     pub connected: &'a BTreeMap<MemberId, Duration>,
-    /// For how long it must have been to count as healthy.
+    /// How long a member must have been connected to count as healthy.
     pub healthy_after: Duration,
 }
 
 impl Sight<'_> {
-    /// Whether a member may be added.
+    /// Checks whether a member may be added.
     ///
-    /// A learner that is to vote once it is ready counts as the voter that was asked for: until it
-    /// is one, the change that added it is not over.
+    /// A learner that was requested as a voter counts as a voter here. Until it is promoted, the
+    /// change that added it is not complete.
     pub(super) fn may_add(&self, is_learner: bool) -> Result<(), Objection> {
         let voters = self.voters(|member| !member.is_learner || member.vote_when_ready);
         let started = voters.iter().filter(|member| member.is_started()).count();
         let after = voters.len() + 1;
-        // The first one may be joined by a second at any time.
+        // A single started member may always be joined by a second one.
         let first = started == 1 && after == 2;
         if !is_learner && !first && started < quorum(after) {
             return Err(Objection::NotEnoughStarted);
@@ -91,7 +92,7 @@ impl Sight<'_> {
         Ok(())
     }
 
-    /// Whether this member may be removed.
+    /// Checks whether this member may be removed.
     pub(super) fn may_remove(&self, id: MemberId) -> Result<(), Objection> {
         if self.table.is_learner(id) {
             return Ok(());
@@ -102,8 +103,9 @@ impl Sight<'_> {
         if left().filter(|member| member.is_started()).count() < majority {
             return Err(Objection::NotEnoughStarted);
         }
-        // Who is away is in no quorum that is needed now, if those who stay are one. (etcd doesn't ask for
-        // that: with nobody else there, who was removed may come back, commit it, and go.)
+        // An unreachable member may be removed if the reachable ones that remain form a quorum.
+        // (etcd does not require this. Then the removed member itself may return, commit its own
+        // removal, and leave the others without a quorum.)
         if id != self.local && !self.connected.contains_key(&id) {
             let there = |member: &&&Member| {
                 member.id == self.local || self.connected.contains_key(&member.id)
@@ -114,10 +116,10 @@ impl Sight<'_> {
         if self.healthy(&voters) < majority + 1 { Err(Objection::Unhealthy) } else { Ok(()) }
     }
 
-    /// Whether one more may vote.
+    /// Checks whether one more member may become a voter.
     pub(super) fn may_promote(&self) -> Result<(), Objection> {
         let voters = self.voters(|member| !member.is_learner);
-        // The learner itself has started, or it would not be in sync.
+        // The learner itself has started, because it could not be in sync otherwise.
         let started = 1 + voters.iter().filter(|member| member.is_started()).count();
         if started < quorum(voters.len() + 1) {
             return Err(Objection::NotEnoughStarted);
@@ -139,7 +141,8 @@ impl Sight<'_> {
 }
 
 impl Progress {
-    /// Whether a learner, added by entry `added`, has so little to fetch that its vote helps.
+    /// Checks whether a learner, added by the entry `added`, lacks at most `most` entries and
+    /// answers heartbeats.
     pub(super) fn is_in_sync(self, added: u64, most: u64) -> Result<(), Objection> {
         let Self { connected, prompt, matched, last } = self;
         let fetched = matched >= added && last.saturating_sub(matched) <= most;
@@ -151,8 +154,8 @@ impl Progress {
     }
 }
 
-/// Whether there may be one learner more. A member that was asked for as a voter, and is a learner until it
-/// is ready, doesn't count: in etcd it is a voter from the beginning.
+/// Checks whether one more learner may be added. A learner that was requested as a voter does not
+/// count, because in etcd it is a voter from the beginning.
 pub(super) fn may_learn(table: &MemberTable, most: u64) -> Result<(), Objection> {
     let stays = |member: &&Member| member.is_learner && !member.vote_when_ready;
     let learners = table.members().filter(stays).count() as u64;
@@ -167,8 +170,9 @@ fn quorum(members: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// Members by what they are: `V` a voter, `v` one that has not started, `L` a learner, `W` a
-    /// learner that is to vote and has started, `w` one that has not. Their ids count from 1.
+    /// Creates a table from a string with one letter for each member; ids count from 1. `V` is a
+    /// voter, `v` a voter that has not started, `L` a learner. `W` is a learner that was requested
+    /// as a voter and has started, `w` one that has not started.
     fn table(members: &str) -> MemberTable {
         MemberTable::new((1..).zip(members.chars()).map(|(id, kind)| Member {
             id: MemberId(id),
@@ -184,7 +188,8 @@ mod tests {
         }))
     }
 
-    /// Seen by member 1; `away` are not connected, `fresh` only just.
+    /// Evaluates `look` for the view of member 1. The members in `away` are not connected; those in
+    /// `fresh` have been for a short time only.
     fn seen<T>(members: &str, away: &[u64], fresh: &[u64], look: impl Fn(&Sight<'_>) -> T) -> T {
         let table = table(members);
         let connected = table
@@ -206,7 +211,8 @@ mod tests {
     const NOT_STARTED: Result<(), Objection> = Err(Objection::NotEnoughStarted);
     const UNHEALTHY: Result<(), Objection> = Err(Objection::Unhealthy);
 
-    /// As measured on etcd 3.5 and 3.7, but for the learners that are to vote.
+    /// The results were measured on etcd 3.5 and 3.7, except those for learners that were requested
+    /// as voters.
     #[test]
     fn adding_a_voter_needs_a_quorum_of_what_comes_out() {
         for (members, away, fresh, expected) in [
@@ -281,10 +287,10 @@ mod tests {
         };
         let ready = |connected, matched, last| progress(connected, true, matched, last);
         assert_eq!(ready(true, 1_000_000, 1_000_000 + IN_SYNC_ENTRIES), Ok(()));
-        // More than nine tenths of the log, and still far behind.
+        // The learner has more than nine tenths of the log, but still lacks too many entries.
         let behind = Err(Objection::LearnerNotReady);
         assert_eq!(ready(true, 1_000_000, 1_000_001 + IN_SYNC_ENTRIES), behind);
-        // Added just now to a young cluster, and not heard of yet.
+        // The learner was just added to a young cluster and has acknowledged nothing yet.
         assert_eq!(ready(true, 0, 9), behind);
         assert_eq!(ready(false, 9, 9), behind);
         assert_eq!(ready(true, 7, 9), Ok(()));

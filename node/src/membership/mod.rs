@@ -1,19 +1,20 @@
-//! Who belongs to the cluster, as the cluster has agreed: one table, in the store.
+//! The members of the cluster, as the cluster has agreed: one table, in the store.
 //!
-//! The table changes only by committed entries, in the transaction that applies them, so that it is
-//! always that of the store's applied index. Whoever wants to know who is a member asks it: consensus
-//! at its start, the transport, the Cluster service. Consensus keeps a configuration of its own from
-//! then on, and the two are compared after each change and on each snapshot.
+//! The table changes only by committed entries, in the transaction that applies them. So it always
+//! corresponds to the store's applied index. Consensus at its start, the transport and the Cluster
+//! service all take the members from it. After its start, consensus keeps a configuration of its
+//! own. The two are compared after each change and on each snapshot.
 //!
-//! Before a change is proposed it is judged (`ruling`, by the rules in `judge`): whether a quorum would
-//! be left. It then names the configuration that it was judged on, and is refused on another one.
+//! Before a change is proposed, the leader judges whether it would leave a quorum (`ruling`, with
+//! the rules in `judge`). The proposed change names the configuration on which it was judged, and
+//! is refused on any other.
 //!
-//! A member that was away has an old table; what the others tell it of the members (`census`) lets it
-//! hear those that came meanwhile, and no more.
+//! A member that was unreachable has an old table. Other members send it their view of the members
+//! (`census`). It only lets that member accept connections from newer members.
 //!
-//! A member that was removed is remembered for ever, with its incarnation: neither comes back. So are
-//! the operations that made the members what they are, each with the member that it was on: a change
-//! that was lost from sight can be asked for again, and is carried out once.
+//! A removed member is remembered for ever, with its incarnation, and neither can be added again.
+//! Operation ids are remembered too, each with the member that the operation was on. So a change
+//! whose outcome is unknown can be requested again, and is carried out once.
 
 mod census;
 mod change;

@@ -1,5 +1,5 @@
-//! What a member does with a change that it is asked for: decided without lock, clock or wait, so
-//! that the API and the simulation run the same.
+//! Decides how a member treats a requested change. The decision uses no lock, clock or wait, so the
+//! API and the simulation run the same code.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,23 +12,23 @@ use super::{
 };
 use crate::identity::MemberId;
 
-/// How changes are judged.
+/// Rules by which changes of members are judged.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// `--strict-reconfig-check`: refuse what could cost the quorum.
+    /// Whether to refuse changes that could cost the quorum (`--strict-reconfig-check`).
     pub strict: bool,
-    /// `--max-learners`.
+    /// Maximum number of learners (`--max-learners`).
     pub max_learners: u64,
-    /// How long a member must have been connected, without a break, to count as healthy.
+    /// How long a member must have been connected without interruption to count as healthy.
     pub healthy_after: Duration,
-    /// A learner with so many entries to fetch, or fewer, is in sync.
+    /// Maximum number of missing entries with which a learner is in sync.
     pub in_sync_entries: u64,
-    /// [`Guards::ALL`] but in tests.
+    /// Rules that tests may switch off; [`Guards::ALL`] elsewhere.
     pub guards: Guards,
 }
 
 impl Rules {
-    /// The flags, and what they leave open.
+    /// Returns the rules with these flags and default values for the rest.
     #[must_use]
     pub fn new(strict: bool, max_learners: u64) -> Self {
         Self {
@@ -41,57 +41,62 @@ impl Rules {
     }
 }
 
-/// A member, with what it knows at this moment.
+/// A member with what it knows at this moment, which judges requested changes.
 #[derive(Debug)]
 pub struct Judge<'a> {
-    /// How it judges.
+    /// Rules by which the member judges.
     pub rules: Rules,
-    /// Who it is.
+    /// Id of the member that judges.
     pub local: MemberId,
-    /// Whether it leads.
+    /// Whether this member is the leader.
     pub leads: bool,
-    /// Who the members are.
+    /// Member table of this member.
     pub table: &'a MemberTable,
-    /// For how long each other one has been connected; who isn't is absent.
+    /// How long each other member has been connected; disconnected members are absent.
     pub connected: &'a BTreeMap<MemberId, Duration>,
-    /// How far each other one is, if it leads.
+    /// Replication progress of the other members, if this member is the leader.
     pub peers: &'a [PeerStatus],
-    /// Whoever has this entry on disk knows who the members are, if it leads.
+    /// On the leader, index of an entry after the last change of members. A member that has it on
+    /// disk knows the current members.
     pub settles: Option<u64>,
-    /// The last entry of its log.
+    /// Index of the last entry in this member's log.
     pub last: u64,
 }
 
-/// What a leader does with a change that may be made.
+/// Action of a leader on a change that is allowed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ruling {
-    /// It is to be removed itself: it hands over, and its successor is asked.
+    /// The change removes the leader itself: it transfers the leadership, and the new leader has to
+    /// be asked.
     HandOver,
-    /// It proposes this. Refused as [`ChangeError::Stale`], the request is judged again.
+    /// The leader proposes this change. If it is refused as [`ChangeError::Stale`], the request is
+    /// judged again.
     Propose(Box<command::MemberChange>),
 }
 
-/// Why a change is not made.
+/// Why a requested change is not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Somebody else has to be asked.
+    /// This member is not the leader, so another member has to be asked.
     #[error("this member does not lead")]
     NotLeader,
-    /// The quorum could be lost.
+    /// The change could cost the quorum.
     #[error(transparent)]
     Objection(#[from] Objection),
-    /// The members are not such that it could be made.
+    /// The current members do not allow the change.
     #[error(transparent)]
     Change(#[from] ChangeError),
 }
 
 impl Judge<'_> {
-    /// What whoever is asked looks at before anybody else, as in etcd.
+    /// Makes the checks of the member that receives the request, before the leader is asked, as in
+    /// etcd.
     ///
     /// # Errors
-    /// If there is an objection, or it has been carried out before.
+    /// Fails if there is an objection, or if the operation was carried out before.
     pub fn look(&self, asked: &ChangeRequest) -> Result<(), Refused> {
-        // Not whether it is stale: this member may be behind, and the plan ahead of it.
+        // Staleness is not checked: this member may be behind the configuration on which the change
+        // was planned.
         self.table.admit(&ChangeRequest { planned_at: None, ..asked.clone() })?;
         match &asked.change {
             MemberChange::Add(member) => self.may_add(member)?,
@@ -101,11 +106,11 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// What the leader does with what it is asked for: whether it is new and its plan is fresh, and
-    /// then etcd's checks, in etcd's order.
+    /// Decides as the leader. The change must not have been carried out, and its plan must not be
+    /// stale. Then etcd's checks follow, in etcd's order.
     ///
     /// # Errors
-    /// If this one doesn't lead, or the change may not be made.
+    /// Fails if this member is not the leader, or if the change is not allowed.
     pub fn rule(&self, asked: &ChangeRequest) -> Result<Ruling, Refused> {
         if !self.leads {
             return Err(Refused::NotLeader);
@@ -129,7 +134,8 @@ impl Judge<'_> {
                 self.may_add(member)?;
                 let voters = self.table.voters_and_learners().voters.len();
                 if self.rules.strict && !member.is_learner && voters == 1 {
-                    // As a voter it would be half of the quorum before it has even started.
+                    // As a voter, the new member would be half of the quorum before it has even
+                    // started.
                     member.is_learner = true;
                     member.vote_when_ready = true;
                 }
@@ -141,7 +147,7 @@ impl Judge<'_> {
             MemberChange::Promote(id) => self.may_promote(*id)?,
             MemberChange::Update(..) => {}
         }
-        // Whatever would be refused once it is committed is not proposed.
+        // A change that would be refused when it is applied is not proposed.
         let (mut table, next) = (self.table.clone(), self.table.changed() + 1);
         table.change_under(self.rules.guards, change.clone(), next)?;
         if asks_for_learner {
@@ -158,8 +164,9 @@ impl Judge<'_> {
         self.strictly(|sight| sight.may_remove(id))
     }
 
-    /// Whether a quorum of those who stay knows the members as they are. Who is removed ends: if it was
-    /// the only one of them that the others knew, these would turn each other away for ever.
+    /// Checks that a quorum of the remaining voters has the last change of members. The removed
+    /// member stops. If it was the only one of the members that the others knew, they would refuse
+    /// each other's connections for ever.
     fn is_known_without(&self, id: MemberId) -> Result<(), Objection> {
         if self.table.is_learner(id) || !self.rules.guards.changes_settle() {
             return Ok(());
@@ -177,7 +184,7 @@ impl Judge<'_> {
 
     fn may_promote(&self, id: MemberId) -> Result<(), Refused> {
         let member = self.table.member(id).ok_or(ChangeError::NotFound)?;
-        // Of a voter, too, this is what etcd looks at first.
+        // etcd also makes this check first if the member is a voter already.
         if id != self.local && self.rules.guards.promote_in_sync() {
             let peer = self.peers.iter().find(|peer| peer.member == id.0);
             let peer = peer.ok_or(Objection::LearnerNotReady)?;
@@ -227,7 +234,7 @@ mod tests {
         }
     }
 
-    /// Member 1, which leads and is alone.
+    /// Returns the judge for member 1 as a leader without connections.
     fn leader(table: &MemberTable) -> Judge<'_> {
         static NOBODY: BTreeMap<MemberId, Duration> = BTreeMap::new();
         Judge {
@@ -242,7 +249,7 @@ mod tests {
         }
     }
 
-    /// Member 1's ruling in a cluster of so many voters, all connected for long.
+    /// Returns member 1's ruling in a cluster of `voters` voters, all connected for a long time.
     fn rule(voters: u64, change: &MemberChange, leads: bool) -> Result<Ruling, Refused> {
         rule_on(voters, &change.clone().into(), leads)
     }
@@ -283,7 +290,8 @@ mod tests {
     fn who_is_removed_leaves_a_quorum_that_knows_the_members() {
         let mut table = MemberTable::new((1..=3).map(|id| member(id, false)));
         let removal = MemberChange::Remove(MemberId(3)).into();
-        // Member 2 was away when 1 came: it knows 3 alone, which would be gone.
+        // Member 2 was unreachable when member 1 was added. It knows only member 3, which is to be
+        // removed.
         let rule =
             |table: &_, two, three| rule_among(table, &[at(2, two), at(3, three)], &removal, true);
         let unsettled = Err(Objection::Unsettled.into());
@@ -362,7 +370,7 @@ mod tests {
             local: MemberId(1),
             leads: true,
             table: &table,
-            // Nobody is healthy, which is beside the point.
+            // No member is healthy, which does not matter for this check.
             connected: &BTreeMap::new(),
             peers: &[],
             settles: None,
@@ -378,8 +386,8 @@ mod tests {
         PeerStatus { member, matched, next: matched + 1, silent_ticks: Some(1), state }
     }
 
-    /// What is made of a change by member 1, which leads voters 1 and 2, connected for long, and a
-    /// learner that has acknowledged so much of 5,000 entries.
+    /// Returns member 1's ruling as the leader of voters 1 and 2, and of the learner 3. All have
+    /// been connected for a long time. The learner has acknowledged `learner` of 5,000 entries.
     fn beside_a_learner(change: MemberChange, learner: u64) -> Result<Ruling, Refused> {
         let connected = [2, 3].map(|id| (MemberId(id), Duration::from_secs(60))).into();
         among_connected(connected, change, learner)
@@ -404,7 +412,7 @@ mod tests {
         assert_eq!(behind, Err(Objection::LearnerNotReady.into()));
     }
 
-    /// Its disk may be gone, and the quorum with it, as soon as it counts.
+    /// The disk of a disconnected learner may be lost, and as a voter it could cost the quorum.
     #[test]
     fn a_learner_that_has_just_gone_gets_no_vote() {
         let promote = MemberChange::Promote(MemberId(3));
@@ -413,7 +421,7 @@ mod tests {
         assert_eq!(gone, Err(Objection::LearnerNotReady.into()));
     }
 
-    /// A paused process keeps its streams open.
+    /// A paused process keeps its connections open.
     #[test]
     fn a_connected_learner_that_answers_no_heartbeats_gets_no_vote() {
         let table = MemberTable::new([member(1, false), member(2, false), member(3, true)]);

@@ -1,4 +1,4 @@
-//! The table, and what can be done to it.
+//! The member table, and the changes that can be made to it.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -7,81 +7,82 @@ use node_consensus::{ConfChange, Guards, Members};
 use super::change::{ChangeError, ChangeRequest, MemberChange};
 use crate::identity::{Incarnation, MemberId, NodeKey, OperationId};
 
-/// What the cluster knows of one member.
+/// A member of the cluster, as the table has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its id.
+    /// Member id, unique for ever.
     pub id: MemberId,
-    /// Its name; empty until it has started.
+    /// Name of the member; empty until it has started.
     pub name: String,
-    /// Where its peers reach it.
+    /// URLs under which peers reach the member.
     pub peer_urls: Vec<String>,
-    /// Where clients reach it; empty until it publishes them.
+    /// URLs under which clients reach the member; empty until it publishes them.
     pub client_urls: Vec<String>,
-    /// It receives, and has no vote.
+    /// Whether the member is a learner: it receives entries and has no vote.
     pub is_learner: bool,
-    /// The only incarnation that may act as it; none until one is bound.
+    /// The only incarnation that may act as this member; `None` until one is bound.
     pub incarnation: Option<Incarnation>,
-    /// The only key that may speak for it; none until one is bound.
+    /// The only key that may authenticate as this member; `None` until one is bound.
     pub node_key: Option<NodeKey>,
-    /// The entry that added, promoted or updated it last; 0 if it is as the cluster began.
+    /// Index of the last entry that added, promoted or updated the member; 0 if none has since the
+    /// cluster began.
     pub changed: u64,
-    /// A learner that was asked for as a voter: the leader promotes it once it is in sync.
+    /// Whether the member is a learner that was requested as a voter. The leader promotes it once
+    /// it is in sync.
     pub vote_when_ready: bool,
-    /// The operations on it, in their order: none of them is carried out again.
+    /// Operations on the member, in order. None of them is carried out again.
     pub operations: Vec<Operation>,
 }
 
-/// A change that was carried out under an id.
+/// An operation on the members that was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// By which it was asked for.
+    /// Id under which the operation was requested.
     pub id: OperationId,
-    /// The entry that carried it out.
+    /// Index of the entry that carried it out.
     pub index: u64,
 }
 
-/// What a member says of itself at each start.
+/// A member's own description of itself, which it publishes at each start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Published {
-    /// Its name.
     pub name: String,
-    /// Where clients reach it.
+    /// URLs under which clients reach the member.
     pub client_urls: Vec<String>,
-    /// The incarnation of its data directory.
+    /// Incarnation of the member's data directory.
     pub incarnation: Option<Incarnation>,
-    /// Its key towards peers, if it has one.
+    /// Key with which the member authenticates to peers, if it has one.
     pub node_key: Option<NodeKey>,
 }
 
 impl Member {
-    /// Whether it has ever run: it says its name when it does.
+    /// Whether the member has ever started: it publishes its name when it does.
     #[must_use]
     pub(crate) fn is_started(&self) -> bool {
         !self.name.is_empty()
     }
 
-    /// What is left of it once the entry `index` has removed it.
+    /// Returns the record of this member after the entry `index` has removed it.
     fn gone(&self, index: u64, operations: Vec<Operation>) -> RemovedMember {
         let Self { incarnation, node_key, .. } = *self;
         RemovedMember { incarnation, node_key, index, operations }
     }
 }
 
-/// What is left of a member that was removed.
+/// The record of a removed member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemovedMember {
-    /// Its incarnation, if one was bound.
+    /// Incarnation of the member, if one was bound.
     pub incarnation: Option<Incarnation>,
-    /// Its key, if one was bound.
+    /// Key of the member, if one was bound.
     pub node_key: Option<NodeKey>,
-    /// The entry that removed it.
+    /// Index of the entry that removed the member.
     pub index: u64,
-    /// All operations on it, to the last.
+    /// All operations on the member, including its removal.
     pub operations: Vec<Operation>,
 }
 
-/// All members, and all that were.
+/// The current members and the removed ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemberTable {
     members: BTreeMap<MemberId, Member>,
@@ -89,12 +90,12 @@ pub struct MemberTable {
 }
 
 impl MemberTable {
-    /// The table of a cluster that begins with `members`.
+    /// Creates the table of a cluster that begins with `members`.
     pub fn new(members: impl IntoIterator<Item = Member>) -> Self {
         Self::from_parts(members, [])
     }
 
-    /// The table that [`Self::members`] and [`Self::removed`] gave.
+    /// Creates a table from what [`Self::members`] and [`Self::removed`] returned.
     pub(crate) fn from_parts(
         members: impl IntoIterator<Item = Member>,
         removed: impl IntoIterator<Item = (MemberId, RemovedMember)>,
@@ -105,8 +106,8 @@ impl MemberTable {
         }
     }
 
-    /// The table of another cluster, which begins at `index` with this table's data and `founder`
-    /// as its one member: everybody else that this table knows was removed there.
+    /// Returns the table of a new cluster that begins at `index` with this table's data. `founder`
+    /// is its only member. All other members in this table count as removed.
     pub(crate) fn founded_by(&self, founder: Member, index: u64) -> Self {
         let gone =
             self.members().map(|member| (member.id, member.gone(index, member.operations.clone())));
@@ -114,49 +115,51 @@ impl MemberTable {
         Self::from_parts([Member { changed: index, ..founder }], removed.collect::<Vec<_>>())
     }
 
-    /// The members, by id.
+    /// Returns the members, ordered by id.
     pub fn members(&self) -> impl Iterator<Item = &Member> {
         self.members.values()
     }
 
-    /// The members that were removed, by id.
+    /// Returns the removed members, ordered by id.
     pub fn removed(&self) -> impl Iterator<Item = (MemberId, &RemovedMember)> {
         self.removed.iter().map(|(id, removed)| (*id, removed))
     }
 
-    /// The member of this id.
+    /// Returns the member with this id, if there is one.
     #[must_use]
     pub fn member(&self, id: MemberId) -> Option<&Member> {
         self.members.get(&id)
     }
 
-    /// Whether this one is a learner.
+    /// Whether the member with this id is a learner.
     #[must_use]
     pub fn is_learner(&self, id: MemberId) -> bool {
         self.member(id).is_some_and(|member| member.is_learner)
     }
 
-    /// Whether the member of this id refuses what etcd's learners refuse. A voter that counts as a learner
-    /// until it has caught up was added as a voter: whoever added it expects answers of it.
+    /// Whether the member with this id refuses the requests that etcd's learners refuse. A learner
+    /// that was requested as a voter serves them, because the client that added it expects answers
+    /// from it.
     #[must_use]
     pub fn serves_as_learner(&self, id: MemberId) -> bool {
         self.member(id).is_some_and(|member| member.is_learner && !member.vote_when_ready)
     }
 
-    /// Whether the member of this id was removed.
+    /// Whether the member with this id was removed.
     #[must_use]
     pub fn was_removed(&self, id: MemberId) -> bool {
         self.removed.contains_key(&id)
     }
 
-    /// Keys of members that were removed, and of nobody who is one: whoever shows them is one of those.
+    /// Returns the keys that only removed members have. A peer that presents one is a removed
+    /// member.
     #[must_use]
     pub fn removed_keys(&self) -> HashSet<NodeKey> {
         let gone = self.removed.values().filter_map(|gone| gone.node_key);
         gone.filter(|key| !self.members().any(|member| member.node_key == Some(*key))).collect()
     }
 
-    /// Who votes and who only receives: what consensus must have as well.
+    /// Returns the voters and learners. The configuration of consensus must be the same.
     #[must_use]
     pub fn voters_and_learners(&self) -> Members {
         let ids = |learners: bool| {
@@ -166,25 +169,27 @@ impl MemberTable {
         Members { voters: ids(false), learners: ids(true) }
     }
 
-    /// Somebody who was asked for as a voter, had to begin as a learner, and has started.
+    /// Returns a member that was requested as a voter, was added as a learner, and has started.
     #[must_use]
     pub fn waits_for_vote(&self) -> Option<MemberId> {
         let waits = |member: &&Member| member.vote_when_ready && member.is_started();
         self.members().find(waits).map(|member| member.id)
     }
 
-    /// The entry that made the members what they are; 0 if they are as the cluster began. What a
-    /// member publishes of itself does not count.
+    /// Returns the index of the entry that made the current configuration; 0 for the cluster's
+    /// first one. Publishing a member's name and URLs does not count.
     #[must_use]
     pub fn changed(&self) -> u64 {
         let removed = self.removed.values().map(|removed| removed.index);
         self.members().map(|member| member.changed).chain(removed).max().unwrap_or(0)
     }
 
-    /// Whether `asked` was carried out before, or was planned on other members than these.
+    /// Checks that `asked` was not carried out before, and was planned on the current
+    /// configuration.
     ///
     /// # Errors
-    /// If so; the first of the two wins, since its own change is what made a plan stale.
+    /// If it was carried out, that error is returned even if the plan is also stale, since the
+    /// change itself has made it stale.
     pub fn admit(&self, asked: &ChangeRequest) -> Result<(), ChangeError> {
         let removed = self.removed.values().flat_map(|removed| &removed.operations);
         let mut operations = self.members().flat_map(|member| &member.operations).chain(removed);
@@ -200,8 +205,8 @@ impl MemberTable {
         Ok(())
     }
 
-    /// Carries out what entry `index` asks for, or refuses it and changes nothing. Gives what
-    /// consensus has to do in turn.
+    /// Carries out the change that the entry `index` asks for, or refuses it and changes nothing.
+    /// Returns the change that consensus has to make, if any.
     pub fn change(
         &mut self,
         asked: impl Into<ChangeRequest>,
@@ -210,7 +215,7 @@ impl MemberTable {
         self.change_under(Guards::ALL, asked, index)
     }
 
-    /// The same; `guards` may leave a rule out in tests.
+    /// Carries out a change like [`Self::change`]. In tests, `guards` may switch off a rule.
     pub(crate) fn change_under(
         &mut self,
         guards: Guards,
@@ -302,17 +307,19 @@ impl MemberTable {
         Ok(member)
     }
 
-    /// Whether one of these is a peer URL of another member than `id`.
+    /// Whether one of `urls` is a peer URL of a member other than `id`.
     fn is_taken(&self, urls: &[String], id: MemberId) -> bool {
         let others = self.members().filter(|other| other.id != id);
         others.flat_map(|other| &other.peer_urls).any(|url| urls.contains(url))
     }
 
-    /// A member says its name and where clients find it. Nothing else of it can change this way, but
-    /// that its first start binds it to who it is, if nothing did when it was added and it is the
-    /// custom of this cluster: all other members that have started are bound. (Who renews
-    /// certificates with new keys, as etcd allows, binds nobody, and one member that was added with
-    /// a key changes nothing for the others.)
+    /// Records the name and client URLs that a member publishes about itself.
+    ///
+    /// A member's first start can also bind it to its incarnation and its key. This happens only if
+    /// it was added without a binding and all other members that have started are bound. (etcd
+    /// allows renewing certificates with new keys; in a cluster that does so, no member is bound.
+    /// One member that was added with a key changes nothing for the others.) Nothing else can
+    /// change this way.
     pub(crate) fn publish(&mut self, id: MemberId, said: Published) -> Result<(), ChangeError> {
         let Published { name, client_urls, incarnation, node_key } = said;
         let binds_incarnations = self.binds(id, |other| other.incarnation.is_some());
@@ -337,7 +344,7 @@ impl MemberTable {
         Ok(())
     }
 
-    /// Whether all members but `newcomer` that have started are bound.
+    /// Whether there are started members other than `newcomer`, and all of them are bound.
     fn binds(&self, newcomer: MemberId, is_bound: impl Fn(&Member) -> bool) -> bool {
         let started = |other: &&Member| other.id != newcomer && other.is_started();
         let mut others = self.members().filter(started).peekable();

@@ -135,12 +135,12 @@ fn said(name: &str) -> Published {
     Published { name: name.to_owned(), client_urls, ..Published::default() }
 }
 
-/// As it was added, without a binding; not started.
+/// Returns a member as it was added: without a binding, and not started.
 fn unbound(id: u64) -> Member {
     Member { name: String::new(), incarnation: None, node_key: None, ..learner(id) }
 }
 
-/// What member `id` says of itself when it starts with its own directory and key.
+/// Returns what member `id` publishes when it starts with its own directory and key.
 fn starts(id: u64) -> Published {
     let Member { incarnation, node_key, .. } = member(id);
     Published { incarnation, node_key, ..said("d") }
@@ -180,14 +180,14 @@ fn a_cluster_that_binds_nobody_goes_on_so_and_one_that_binds_some_binds_no_other
     let mut table = MemberTable::new([plain(1), unbound(4)]);
     table.publish(MemberId(4), starts(4)).unwrap();
     assert_eq!(bindings(&table, 4), (None, None));
-    // One is added with a key: a member that has run without is not bound by its next start, nor is
-    // the next newcomer.
+    // One member was added with a key. A start does not bind a member that has already run without
+    // a binding, nor a new member.
     let mut table = MemberTable::new([plain(1), plain(2), member(3), unbound(4)]);
     for id in [1, 4] {
         table.publish(MemberId(id), starts(id)).unwrap();
         assert_eq!(bindings(&table, id), (None, None));
     }
-    // Also where all the others are bound by now.
+    // A member that has already run is not bound even if all other members are.
     let mut table = MemberTable::new([plain(1), member(3)]);
     table.publish(MemberId(1), starts(1)).unwrap();
     assert_eq!(bindings(&table, 1), (None, None));
@@ -232,7 +232,7 @@ fn a_removed_members_key_is_remembered_and_no_new_members() {
     let again = table.change(MemberChange::Add(with(5, key(4))), 7);
     assert_eq!(again, Err(ChangeError::Removed));
     table.change(MemberChange::Add(with(6, key(6))), 7).unwrap();
-    // Who makes a new cluster of what is left keeps its key; the others are gone.
+    // The founder of a new cluster keeps its key, and all other keys count as removed.
     let recovered = table.founded_by(with(9, key(6)), 20);
     assert_eq!(recovered.removed_keys(), [1, 2, 3, 4].map(|key| NodeKey([key; 32])).into());
 }

@@ -1,5 +1,5 @@
-//! What follows from plan and store, once the store is the new cluster's; each step may be the last
-//! that a process takes.
+//! The steps after the commit, which follow from plan and store. The process may end after any of
+//! them, and the next start continues.
 
 use std::{io, path::Path};
 
@@ -12,15 +12,17 @@ use crate::{
     machine::{Position, StateMachine as _},
 };
 
-/// The log's name, and where the old cluster's waits to be removed.
+/// Name of the folder with the log.
 const LOG: &str = "wal";
+/// Name of the folder with the old cluster's log, until it is removed.
 const OLD_LOG: &str = "wal.old";
 
-/// Ends what a start that was killed has begun: forwards if the store is the new cluster's, else
-/// back. `open_store` opens the store; it is asked only if there is a plan.
+/// Completes or abandons the new cluster that an interrupted start has begun. If the store already
+/// belongs to the new cluster, the remaining steps are done. Otherwise the plan is deleted.
+/// `open_store` opens the store; it is called only if there is a plan.
 ///
 /// # Errors
-/// If the disk refuses, or what it finds is damaged.
+/// Fails if a disk operation fails, or if the files are damaged.
 pub(crate) fn resume<E: From<ForceError>>(
     dir: &DataDir,
     disk: &SharedDisk,
@@ -41,7 +43,8 @@ pub(crate) fn resume<E: From<ForceError>>(
     Ok(dir.forget_plan().map_err(ForceError::from)?)
 }
 
-/// Log, marker, record.
+/// Replaces the log, sets the marker to the new incarnation, and writes the record. Each step can
+/// be repeated.
 pub(super) fn finish(
     dir: &DataDir,
     disk: &SharedDisk,

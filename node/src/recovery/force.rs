@@ -1,4 +1,4 @@
-//! Deciding what the new cluster is, and the one commit that makes it so.
+//! Plans the new cluster of one, and makes the one commit that puts it into effect.
 
 use std::path::Path;
 
@@ -20,66 +20,68 @@ use crate::{
     mvcc::StoreError,
 };
 
-/// How much higher than the last known one the new cluster's first revision is: what etcd advises
-/// for a restore. Whatever the lost members wrote that this one never saw, it was less than this.
+/// Amount by which the new cluster's first revision exceeds the last known one, as etcd recommends
+/// for a restore. It assumes that the lost members wrote fewer revisions which this member never
+/// got.
 pub const REVISION_BUMP: i64 = 1_000_000_000;
-/// Entries that are applied at once.
+/// Number of entries that are applied in one batch.
 const ENTRIES_AT_ONCE: usize = 1_000;
 
-/// Why no cluster is made of a directory; but for `Unfinished`, it is as it was.
+/// Why no cluster was made from a directory. The directory is unchanged, unless the disk failed
+/// after the commit.
 #[derive(Debug, thiserror::Error)]
 pub enum ForceError {
-    /// Nobody ever ran there.
+    /// The directory has no member's log.
     #[error(
         "{} holds no member's log to make a cluster of",
         .0.display()
     )]
     Nothing(std::path::PathBuf),
-    /// Log and store don't fit each other.
+    /// Log and store do not fit each other.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The store failed.
+    /// The store failed while entries were applied or the commit was made.
     #[error("the store cannot become another cluster's")]
     Store(#[from] StoreError),
-    /// The directory's small files.
+    /// A small file of the directory failed: the plan, record or marker.
     #[error(transparent)]
     DataDir(#[from] DataDirError),
-    /// The new cluster's log.
+    /// The new cluster's log can't be created.
     #[error("the new cluster's log cannot be made")]
     Log(#[from] LogError),
-    /// The disk.
+    /// An operation on the disk failed.
     #[error("cannot {action}")]
     Disk {
-        /// What was tried.
+        /// Operation that was attempted.
         action: &'static str,
-        /// What it said.
         #[source]
         source: std::io::Error,
     },
-    /// Its cluster removed it.
+    /// The cluster has removed this member.
     #[error("the cluster has removed this member: entry {0} of its log says so, and was committed")]
     Removed(u64),
-    /// The store doesn't know the member that the log belongs to.
+    /// The store does not contain the member to which the log belongs.
     #[error("the store knows no member {0}: store and log belong to different members")]
     NoMember(MemberId),
 }
 
-/// A member's directory, open as for a start.
+/// A member's directory, opened as for a start.
 pub(crate) struct Survivor<'a> {
     pub dir: &'a DataDir,
     pub disk: &'a SharedDisk,
     pub member_dir: &'a Path,
-    /// Who it is.
+    /// Ids and incarnation of the member in the lost cluster.
     pub was: Bearer,
     pub machine: Machine,
     pub log: Log,
 }
 
-/// Makes a cluster of one of it, and says what that keeps and drops.
+/// Makes a new cluster of one from the directory, and returns a record of what was kept and
+/// dropped.
 ///
 /// # Errors
-/// The directory is the old member, or, where the disk failed after the commit, one that the next
-/// start makes the new one.
+/// After an error, the directory still belongs to the old member. If the disk failed after the
+/// commit, the next start finishes the new cluster instead.
 pub(crate) fn force(survivor: Survivor<'_>, force: &Force) -> Result<Forced, ForceError> {
     let Survivor { dir, disk, member_dir, was, mut machine, mut log } = survivor;
     let committed = log.hard_state_with(machine.applied()).commit;
@@ -120,8 +122,8 @@ pub(crate) fn force(survivor: Survivor<'_>, force: &Force) -> Result<Forced, For
     let plan: Forced = match founded {
         Ok(plan) => plan,
         Err(error) => {
-            // Dropping it would make durable what it has applied, and the directory is the old
-            // member's, which doesn't know whether that was committed.
+            // Dropping the machine would make the applied entries durable. The directory still
+            // belongs to the old member, which does not know whether they were committed.
             std::mem::forget(machine);
             return Err(error);
         }
@@ -141,7 +143,7 @@ pub(super) fn apply(machine: &mut Machine, entries: &[Committed]) -> Result<(), 
     entries.chunks(ENTRIES_AT_ONCE).try_for_each(|some| machine.apply(some).map(|_| ()))
 }
 
-/// The entry that removes this member, if one does.
+/// Returns the index of the entry that removes this member, if there is one.
 fn own_removal(entries: &[Committed], own: MemberId) -> Option<u64> {
     let removes = |entry: &&Committed| {
         let operation = command::decode(entry.data.clone()).map(|said| said.operation);
@@ -152,7 +154,8 @@ fn own_removal(entries: &[Committed], own: MemberId) -> Option<u64> {
     entries.iter().find(removes).map(|entry| entry.position.index)
 }
 
-/// The new cluster's one member: the old one's name and key, and nothing else that anybody knows it by.
+/// Returns the new cluster's only member. It has the old member's name and key, but a new id and
+/// incarnation.
 fn founder(own: Member, incarnation: Incarnation, force: &Force) -> Member {
     let peer_urls =
         if force.peer_urls.is_empty() { own.peer_urls.clone() } else { force.peer_urls.clone() };
@@ -162,7 +165,7 @@ fn founder(own: Member, incarnation: Incarnation, force: &Force) -> Member {
         is_learner: false,
         vote_when_ready: false,
         operations: Vec::new(),
-        // Where the old cluster bound its members, the new one does.
+        // If the old cluster bound its members to incarnations, the new one does too.
         incarnation: own.incarnation.map(|_| incarnation),
         ..own
     }

@@ -1,5 +1,5 @@
-//! What lies in a data directory, found out by what a start would do with it, and without leaving a
-//! trace: the log's end, the store, and the store as it would be with the whole log applied.
+//! Inspects a data directory without changing it: the end of the log, the store, and the state of
+//! the store if the whole log were applied. It reads the directory as a start would.
 
 use std::{path::Path, sync::Arc};
 
@@ -16,120 +16,122 @@ use crate::{
     mvcc::Options,
 };
 
-/// What would become of a start here.
+/// Condition of a data directory, by the result that a start in it would have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// A member, whole.
+    /// The data of a member is complete.
     Whole,
-    /// A member that runs, and changes what lies here.
+    /// The data belongs to a running member, which changes it.
     InUse,
-    /// A cluster of one is half made: the next start finishes it.
+    /// A new cluster of one is partly made here; the next start finishes it.
     Unfinished,
-    /// Nobody's.
+    /// The directory holds no member's data.
     Empty,
-    /// A member that was removed from its cluster: no start will do.
+    /// The member was removed from its cluster and can't be started.
     Removed,
-    /// A member that has lost data, or whose data is damaged: no start will do.
+    /// The member has lost data, or its data is damaged; it can't be started.
     Damaged,
 }
 
-/// Which program made a directory.
+/// Program that made a data directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Maker {
-    /// This one.
+    /// The node of Muster, `muster-node`.
     MusterNode,
-    /// An etcd.
+    /// A server of etcd.
     Etcd,
 }
 
-/// The log.
+/// State of the Raft log in a data directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LogSight {
-    /// The term that the member is in.
+    /// Term of the member.
     pub term: u64,
-    /// Whom it voted for in it; none: nobody.
+    /// Member that this one voted for in the term, in hexadecimal; `None` if it has not voted.
     pub vote: Option<String>,
-    /// The entry before the first.
+    /// Index of the entry before the first one in the log.
     pub base_index: u64,
-    /// The last entry.
+    /// Index of the last entry in the log.
     pub last_index: u64,
-    /// Its term.
+    /// Term of the last entry.
     pub last_term: u64,
-    /// The entry up to which it is known to be committed.
+    /// Index of the last entry that is known to be committed.
     pub committed: u64,
-    /// Where the last write was cut off, which nobody was told of.
+    /// Offset of an incomplete last write, which was never acknowledged; `None` if there is none.
     pub torn_at: Option<u64>,
 }
 
-/// The store.
+/// State of the store in a data directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StoreSight {
-    /// The last entry that it holds.
+    /// Index of the last entry that is applied in the store.
     pub applied: u64,
-    /// Its newest revision.
+    /// Newest revision in the store.
     pub stored_revision: i64,
-    /// The newest revision, with the whole log applied; of an etcd's, whose log isn't, as it is stored.
+    /// Newest revision if the whole log were applied. For an etcd's directory it is the stored one,
+    /// since its log is not applied.
     pub revision: i64,
-    /// What can't be read any more, also then; -1: nothing was compacted.
+    /// Revision of the last compaction if the whole log were applied; -1 if there was none.
     pub compacted_revision: i64,
-    /// `HashKV` of that revision; not of an etcd's.
+    /// `HashKV` at that revision; `None` for an etcd's directory.
     pub hash: Option<u32>,
-    /// Who belongs to the cluster then.
+    /// Members of the cluster if the whole log were applied.
     pub members: Vec<MemberSight>,
 }
 
-/// One member of the cluster.
+/// A member of the cluster, according to the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemberSight {
-    /// Its id.
+    /// Member id in hexadecimal.
     pub id: String,
-    /// Its name; empty if it never started.
+    /// Name of the member; empty if it never started.
     pub name: String,
-    /// Where its peers reach it.
+    /// URLs under which peers reach the member.
     pub peer_urls: Vec<String>,
-    /// Where clients reach it.
+    /// URLs under which clients reach the member.
     pub client_urls: Vec<String>,
-    /// It has no vote.
+    /// Whether the member is a learner, which has no vote.
     pub is_learner: bool,
 }
 
-/// A data directory, as far as it could be looked at.
+/// Contents of a data directory, as far as they could be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Sight {
-    /// Where it is.
+    /// Path of the data directory.
     pub data_dir: String,
-    /// Who made it.
+    /// Program that made the directory.
     pub maker: Maker,
-    /// What would become of a start here.
+    /// Condition of the directory.
     pub state: State,
-    /// What is wrong, and where.
+    /// Description of what is wrong, if anything is.
     pub problem: Option<String>,
-    /// The cluster that it is of, hex.
+    /// Id of the member's cluster, in hexadecimal.
     pub cluster_id: Option<String>,
-    /// As which member, hex.
+    /// Id of the member, in hexadecimal.
     pub member_id: Option<String>,
-    /// Of which incarnation, hex; an etcd has one if an agent looks after it.
+    /// Incarnation of the member, in hexadecimal. An etcd has one only if an agent manages it.
     pub incarnation: Option<String>,
-    /// Its name, as the cluster knows it.
+    /// Name of the member, according to the cluster.
     pub name: Option<String>,
-    /// How often it was started.
+    /// Number of times that the member was started.
     pub boots: Option<u64>,
-    /// The log.
+    /// State of the Raft log.
     pub log: Option<LogSight>,
-    /// The store.
+    /// State of the store.
     pub store: Option<StoreSight>,
-    /// What is left of a removed member.
+    /// Tombstone of a member that was removed.
     pub tombstone: Option<Tombstone>,
-    /// The cluster of one that was made here.
+    /// Record of the cluster of one that `--force-new-cluster` or `data recover` made here, if any.
     pub forced: Option<Forced>,
 }
 
-/// Looks at the data directory at `path`.
+/// Inspects the data directory at `path`.
 ///
 /// # Errors
-/// If it can't be looked at. What is wrong with what it holds is no error, but a [`State`].
+/// Fails if the directory can't be inspected. Problems with its contents are no error; they are
+/// reported as a [`State`].
 pub fn look(path: &Path) -> Result<Sight, DataDirError> {
     let (dir, in_use) = DataDir::look(path)?;
     let mut sight = Sight {
@@ -154,7 +156,8 @@ pub fn look(path: &Path) -> Result<Sight, DataDirError> {
     Ok(sight)
 }
 
-/// How a look ended before everything was seen.
+/// Reason why an inspection stopped before everything was read: the state, and a description of the
+/// problem.
 pub(super) type End = (State, Option<String>);
 
 pub(super) fn damaged(error: &(dyn std::error::Error + 'static)) -> End {
@@ -197,7 +200,7 @@ fn see(dir: &DataDir, in_use: bool, sight: &mut Sight) -> Result<(), End> {
             sight.incarnation = incarnation.map(|incarnation| incarnation.to_string());
             own = Some(MemberId(whose.member));
         }
-        // While it runs, its oldest segment may go away at any moment.
+        // A running member may remove its oldest segment at any moment.
         Err(_) if in_use => {}
         Err(error) => return Err(damaged(&error)),
     }

@@ -1,30 +1,33 @@
-//! What is done when a cluster is lost for good: another one is made of what is left.
+//! Makes a new cluster from what is left when a cluster is lost for good.
 //!
-//! # A cluster of one, of a survivor's directory (`--force-new-cluster`)
+//! # A new cluster of one from a survivor's directory (`--force-new-cluster`)
 //!
-//! *What is kept.* The whole log. Of its last entries nothing in one directory says which were
-//! committed: a member learns that late, and writes it down later still. To cut them off would lose
-//! writes that a majority, this member among it, had acknowledged. To keep them is what Raft itself
-//! does: a member that is elected with this log commits all of it, and the clients of the entries
-//! that no majority had were never told that they had failed. So the new cluster is what an election
-//! would have made that only this member could vote in. What a member has that is gone, and this one
-//! never had, nobody here can know.
+//! *What is kept.* The whole log is kept. A directory does not say which of its last entries were
+//! committed: a member learns this late, and writes it to disk later still. Dropping these entries
+//! would lose writes that a majority with this member had acknowledged. Keeping them is what Raft
+//! itself does: a member that is elected with this log commits all of it. Clients of entries that
+//! no majority had were never told that these had failed. So the new cluster is the result of an
+//! election in which only this member could vote. Entries that only lost members had can't be known
+//! here.
 //!
-//! *What is new.* Cluster id, member id and incarnation, all from one random number: members of the
-//! old cluster can't talk to the new one, nor can two survivors that were both made one take each
-//! other for their own, and what peers remember of the old member is not about the new one. All old
-//! ids and incarnations count as removed. The revision is higher by [`REVISION_BUMP`] and everything
-//! before it is compacted: the lost members may have shown revisions to clients that this one never
-//! had, and whoever watches from one of those has to read anew.
+//! *What is new.* Cluster id, member id and incarnation are all derived from one random number. So
+//! members of the old cluster can't talk to the new one. Two survivors that were both made a
+//! cluster of one do not accept each other. What peers remember about the old member does not apply
+//! to the new one. All old ids and incarnations count as removed.
 //!
-//! *When it is done.* The plan (`muster-forcing.json`) holds the new ids. Then the store applies the
-//! rest of the log and becomes the new cluster's, in what is one durable commit: up to there the
-//! directory is the old member, and from there on the new one, with or without the flag. The rest
-//! (log, marker, record) follows from plan and store, and each start finishes it.
+//! The revision is raised by [`REVISION_BUMP`], and everything before it is compacted. The lost
+//! members may have shown clients revisions that this member never had. A client that watches from
+//! such a revision has to read all data again.
 //!
-//! *How often.* Once. A flag that is left in a unit file must not unmake the cluster at each restart,
-//! as it does with etcd: the record (`muster-forced.json`) spends it, and a start without the flag
-//! makes it count again.
+//! *When it takes effect.* The plan (`muster-forcing.json`) contains the new ids. Then the store
+//! applies the rest of the log and becomes the new cluster's store, in one durable commit. Before
+//! this commit the directory belongs to the old member, and after it to the new one, with or
+//! without the flag. The remaining steps (log, marker, record) follow from plan and store, and each
+//! start finishes them.
+//!
+//! *How often.* The flag takes effect once. If it is left in a unit file, it must not make another
+//! new cluster at each restart, as it does with etcd. The record (`muster-forced.json`) marks the
+//! flag as used. A start without the flag allows it to take effect again.
 
 mod etcd;
 mod finish;

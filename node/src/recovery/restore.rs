@@ -1,12 +1,12 @@
-//! A snapshot file, as the directory of a member of a new cluster.
+//! Restores a snapshot file as the directory of a member of a new cluster.
 //!
-//! Each first member of the new cluster is restored from the same file: the stores are equal, ids
-//! follow from names, URLs and token by etcd's formula, and the log begins after entry 1, which stands
-//! for the file. So a member that was forgotten and begins with nothing gets the whole state from the
-//! others, instead of taking its emptiness for the beginning.
+//! Each first member of the new cluster is restored from the same file, so their stores are equal.
+//! Ids are computed from names, URLs and token by etcd's formula. The log begins after entry 1,
+//! which represents the file. So if one member was not restored and starts empty, the others send
+//! it the whole state. It can't mistake its empty store for that of a new cluster.
 //!
-//! The directory is made beside its place, synced, and then named: a restore that was cut short
-//! leaves nothing that a member could start on.
+//! The directory is made beside its target, synced, and then renamed. So an interrupted restore
+//! leaves nothing on which a member could start.
 
 use std::{
     fs::{DirBuilder, File},
@@ -27,81 +27,81 @@ use crate::{
     mvcc::{Contents, Options, StoreError, Writer},
 };
 
-/// Where a restored member's log begins.
+/// Position after which a restored member's log begins; it represents the file.
 const BASE: Position = Position { index: 1, term: 1 };
-/// Between the target's name and what tells one attempt from another.
+/// Part of the temporary directory's name, between the target's name and the process id.
 const ASIDE: &str = ".restoring-";
 
-/// What is to be made of a file.
+/// Parameters of a restore from a snapshot file.
 #[derive(Clone, Debug)]
 pub struct Restore {
-    /// The new member's directory.
+    /// Directory of the new member.
     pub data_dir: PathBuf,
-    /// Its name, one of `cluster`'s.
+    /// Name of the new member, which `cluster` must contain.
     pub name: String,
-    /// The new cluster's first members.
+    /// First members of the new cluster.
     pub cluster: InitialCluster,
-    /// Added to the newest revision, which then is the last compaction as well; 0: neither.
+    /// Number that is added to the newest revision, which is then marked as compacted; 0 for
+    /// neither.
     pub bump_revision: i64,
-    /// Whether the hash behind the file counts.
+    /// Whether the hash at the end of the file is checked.
     pub hash: HashCheck,
-    /// Users and roles are left behind: whoever reaches the new cluster may do everything.
+    /// Whether users and roles are left out. Every client of the new cluster may then do
+    /// everything.
     pub drop_auth: bool,
 }
 
-/// What was made.
+/// Result of a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restored {
-    /// The newest revision.
+    /// Newest revision of the restored store.
     pub revision: i64,
-    /// The last compaction; -1: none.
+    /// Revision of the last compaction; -1 for none.
     pub compacted: i64,
 }
 
-/// Why nothing was made.
+/// Why a restore failed. No directory was made.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// Something lies there.
+    /// The target exists and is not empty, or can't be read.
     #[error("data-dir {0:?} not empty or could not be read")]
     NotEmpty(PathBuf),
-    /// It has no name, or no folder that it could lie in.
+    /// The target path has no file name.
     #[error("{} cannot be the name of a new data directory", .0.display())]
     Name(PathBuf),
-    /// The file can't be opened.
+    /// The snapshot file can't be opened or read.
     #[error("cannot open {}", path.display())]
     File {
-        /// Which.
+        /// Path of the snapshot file.
         path: PathBuf,
-        /// What the system said.
         #[source]
         source: io::Error,
     },
-    /// The file can't be used.
+    /// The contents of the snapshot file can't be used.
     #[error(transparent)]
     Import(#[from] EtcdFileError),
-    /// The cluster doesn't have this member.
+    /// The cluster does not contain this member.
     #[error("couldn't find local name \"{0}\" in the initial cluster configuration")]
     NoSuchMember(String),
-    /// The revision would be higher than any.
+    /// The raised revision would exceed the largest possible one.
     #[error("--bump-revision {0} is too much for revision {1}")]
     Bump(i64, i64),
-    /// The new directory's small files.
+    /// A small file of the new directory can't be made.
     #[error(transparent)]
     DataDir(#[from] DataDirError),
-    /// The new store.
+    /// The new store can't be made.
     #[error("the new store cannot be made")]
     Store(#[from] StoreError),
-    /// The new log.
+    /// The new log can't be made.
     #[error("the new log cannot be made")]
     Log(#[from] LogError),
-    /// The disk.
+    /// An operation on the disk failed.
     #[error("cannot {action} {}", path.display())]
     Disk {
-        /// What was tried.
+        /// Operation that was attempted.
         action: &'static str,
-        /// On what.
+        /// Path of the operation.
         path: PathBuf,
-        /// What it said.
         #[source]
         source: io::Error,
     },
@@ -112,10 +112,10 @@ fn disk_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Re
     move |source| RestoreError::Disk { action, path, source }
 }
 
-/// Makes a member's directory of `file`.
+/// Makes a member's directory from the snapshot `file`.
 ///
 /// # Errors
-/// Nothing was made then.
+/// After an error, no directory was made.
 pub fn restore(file: &Path, wanted: &Restore) -> Result<Restored, RestoreError> {
     let own = wanted.cluster.member(&wanted.name);
     let own = own.ok_or_else(|| RestoreError::NoSuchMember(wanted.name.clone()))?;
@@ -130,7 +130,8 @@ pub fn restore(file: &Path, wanted: &Restore) -> Result<Restored, RestoreError> 
     let opened = open(file)?;
     let mut file = EtcdFile::open(BufReader::new(opened), wanted.hash)?;
     let aside = aside(target)?;
-    // Exclusive: a directory that another user has prepared under this name is not filled.
+    // The call fails if the directory exists, so a directory that another user has prepared is
+    // never filled.
     let made = DirBuilder::new().mode(0o700).create(&aside);
     made.map_err(disk_error("make", &aside))?;
     let made = fill(&aside, &mut file, wanted, own).and_then(|restored| {
@@ -139,16 +140,17 @@ pub fn restore(file: &Path, wanted: &Restore) -> Result<Restored, RestoreError> 
         Ok(restored)
     });
     if made.is_err() {
-        // What is left of it on a full disk helps nobody.
+        // A partial directory is of no use, and may have filled the disk.
         let _ = std::fs::remove_dir_all(&aside);
     }
     made
 }
 
-/// A cluster token that only this file gives: the same on each host, and not what a start's flags say.
+/// Returns a cluster token that depends only on the contents of the file. It is the same on each
+/// host, and differs from the tokens that users choose.
 ///
 /// # Errors
-/// If the file can't be read.
+/// Fails if the file can't be read.
 pub fn token_of(file: &Path) -> Result<String, RestoreError> {
     let failed = |source| RestoreError::File { path: file.to_owned(), source };
     let mut opened = BufReader::new(open(file)?);
@@ -179,7 +181,8 @@ fn folder_of(target: &Path) -> PathBuf {
     }
 }
 
-/// A name beside the target that nobody uses; what attempts that were killed have left goes away.
+/// Returns an unused path beside the target. Directories that interrupted restores have left there
+/// are removed.
 fn aside(target: &Path) -> Result<PathBuf, RestoreError> {
     let name = target.file_name().ok_or_else(|| RestoreError::Name(target.to_owned()))?;
     let prefix = format!(".{}{ASIDE}", name.to_string_lossy());
@@ -187,7 +190,7 @@ fn aside(target: &Path) -> Result<PathBuf, RestoreError> {
     let names = RealDisk.list(&folder).map_err(disk_error("read", &folder))?;
     for left in names.iter().filter(|other| other.starts_with(&prefix)) {
         let left = folder.join(left);
-        // One that is being made is held.
+        // The lock of a directory shows that another restore is still making it.
         if matches!(DataDir::look(&left), Ok((_, false))) {
             std::fs::remove_dir_all(&left).map_err(disk_error("remove", &left))?;
         }

@@ -1,11 +1,11 @@
-//! Copies, and whole folders on disk.
+//! Copies the files of a folder, and syncs whole folders.
 
 use std::fs::File;
 use std::io;
 use std::path::Path;
 
-/// Copies the files of `from` to `to`, a new folder. etcd's folders hold no others, and what it
-/// makes room with is not worth it.
+/// Copies the files in the folder `from` to the new folder `to`. Files that end in `.tmp` are
+/// skipped: etcd preallocates them for later use. etcd keeps no folders in there.
 pub(super) fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
     std::fs::create_dir_all(to)?;
     for entry in std::fs::read_dir(from)? {
@@ -18,7 +18,7 @@ pub(super) fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Sees to it that a folder is on disk with all that is in it.
+/// Makes a folder and everything in it durable.
 pub(super) fn sync_all(folder: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;

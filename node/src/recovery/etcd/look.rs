@@ -1,4 +1,4 @@
-//! A look at an etcd's directory, without leaving a trace.
+//! Inspects an etcd's directory without changing it.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -11,11 +11,13 @@ use super::wal::EtcdLog;
 use crate::etcd_file::{EtcdFile, HashCheck, Summary};
 use crate::identity::{ClusterId, DataDir, Forced, Incarnation, MemberId};
 
-/// Where log and store lie.
+/// Folder of the log in the data directory.
 pub(super) const WAL: &str = "member/wal";
+/// Path of the store in the data directory.
 pub(super) const STORE: &str = "member/snap/db";
 
-/// The store, locked as etcd locks it, and what it holds beside its records.
+/// Opens the store, and tries to take a shared lock on it. The second value says whether another
+/// process has it locked, as a running etcd does.
 pub(super) fn open_store(path: &Path) -> Result<(File, bool), std::io::Error> {
     let file = File::open(path)?;
     match flock(&file, FlockOperation::NonBlockingLockShared) {
@@ -45,7 +47,8 @@ pub(in super::super) fn see(
     };
     sight.cluster_id = Some(ClusterId(log.cluster).to_string());
     sight.member_id = Some(MemberId(log.member).to_string());
-    // etcd doesn't say that it was started since; its term does.
+    // etcd leaves no record of a start after the new cluster was made, but its term has changed
+    // then.
     let since = |made: &Forced| {
         log.cluster != made.is.cluster_id.0 || log.state.term != Some(made.base_term)
     };

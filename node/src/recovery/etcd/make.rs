@@ -1,9 +1,12 @@
-//! A new cluster of one out of the directory of an etcd.
+//! Makes a new cluster of one from the directory of an etcd member.
 //!
-//! Everything is made in a folder within the directory, with etcd's own programs. Up to the plan the
-//! directory is the old member's, and what is left of an attempt is taken away by the next. From the
-//! plan on the next attempt goes forward, unless the old member has run since: one exchange of names
-//! puts the new data in the place of the old, and marker and record follow from the plan.
+//! All data is made in a work folder within the directory, by etcd's own programs. Until the plan
+//! is written, the directory belongs to the old member, and the next attempt removes what is left
+//! of this one.
+//!
+//! After the plan is written, the next attempt continues, unless the old member has run meanwhile.
+//! One exchange of names puts the new data in place of the old. Marker and record follow from the
+//! plan.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -23,85 +26,84 @@ use crate::identity::{
 };
 use crate::machine::Position;
 
-/// Where everything is made, in the member's directory.
+/// Name of the work folder in the data directory, in which the new data is made.
 const WORK: &str = "muster-recovering";
-/// The most that etcd may take to apply the end of a log.
+/// Maximum time for etcd to apply the end of a log.
 const RUN_LIMIT: Duration = Duration::from_secs(300);
-/// The most that it may take to stop.
+/// Maximum time for etcd to stop before it is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
-/// How often it is looked at.
+/// Interval at which a running etcd is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// What an etcd says once an entry of its own is applied, which it has put behind all of its log; 3.4's
-/// structured log has the second only. (Before 3.6 the store doesn't say how far it goes: it counts
-/// the entries that changed it.)
+/// Messages that etcd logs once it has applied an entry of its own, which comes after all others in
+/// its log. The structured log of 3.4 contains only the second one. (The store can't be used for
+/// this. Before 3.6 it does not contain the applied index: it counts the entries that changed it.)
 const READY: [&str; 2] = ["ready to serve client requests", "serving client traffic"];
-/// Lines of a program's output that an error shows.
+/// Number of lines of a program's output that an error includes.
 const LINES_SHOWN: usize = 5;
 
-/// etcd's programs.
+/// Paths of etcd's programs.
 #[derive(Clone, Debug)]
 pub struct EtcdTools {
-    /// The server, of the version whose data it is.
+    /// Path of the server `etcd`, in the version that wrote the data.
     pub etcd: PathBuf,
-    /// `etcdutl`, or the `etcdctl` of 3.4.
+    /// Path of `etcdutl`, or of `etcdctl` for etcd 3.4.
     pub etcdutl: PathBuf,
 }
 
-/// Why no cluster is made of an etcd's directory.
+/// Why no cluster was made from an etcd's directory.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
-    /// The directory.
+    /// The directory or one of its small files can't be used.
     #[error(transparent)]
     DataDir(#[from] DataDirError),
-    /// One runs.
+    /// An etcd is running on the directory.
     #[error("an etcd runs on {}: stop it first", .0.display())]
     InUse(PathBuf),
-    /// The log.
+    /// The log can't be used.
     #[error("the log can't be used")]
     Wal(#[from] WalError),
-    /// The store.
+    /// The store can't be used.
     #[error("the store can't be used")]
     Store(#[from] EtcdFileError),
-    /// No agent looks after it.
+    /// The directory has no marker, so no agent has managed this etcd.
     #[error(
         "{} has no marker: no muster-agent has run this etcd, and etcdutl snapshot restore makes a cluster of its store",
         .0.display()
     )]
     NoMarker(PathBuf),
-    /// Its cluster removed it.
+    /// The cluster has removed this member.
     #[error("the cluster has removed this member: entry {0} of its log says so, and was committed")]
     Removed(u64),
-    /// etcd itself can make none of it.
+    /// The member is a learner, from which etcd can't make a cluster.
     #[error(
         "this member is a learner, of which etcd can't make a cluster: take the directory of a member that votes"
     )]
     Learner,
-    /// The store doesn't know the member that the log belongs to.
+    /// The store does not contain the member to which the log belongs.
     #[error("the store knows no member {0}: store and log belong to different members")]
     NoMember(MemberId),
-    /// A program of etcd's failed.
+    /// One of etcd's programs failed.
     #[error("{} failed: {what}", program.display())]
     Program {
-        /// Which.
+        /// Path of the program.
         program: PathBuf,
-        /// How.
+        /// Description of the failure.
         what: String,
     },
-    /// The disk.
+    /// An operation on the disk failed.
     #[error("cannot {action} {}", path.display())]
     Disk {
-        /// What was tried.
+        /// Operation that was attempted.
         action: &'static str,
-        /// On what.
+        /// Path of the operation.
         path: PathBuf,
-        /// What it said.
         #[source]
         source: io::Error,
     },
 }
 
 impl EtcdError {
-    /// Whether a second try can never help.
+    /// Whether another attempt can never succeed.
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
@@ -119,11 +121,11 @@ fn disk(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> EtcdErro
     move |source| EtcdError::Disk { action, path, source }
 }
 
-/// Makes a new cluster of one out of the etcd's directory at `path`; asked again before its member was
-/// started, it says what it made.
+/// Makes a new cluster of one from the etcd's directory at `path`. If called again before the new
+/// member has started, it returns the record of the first call.
 ///
 /// # Errors
-/// The directory is the old member's, or one of which the next call makes the new one.
+/// After an error, the directory belongs to the old member, or the next call finishes the new one.
 pub fn recover(path: &Path, tools: &EtcdTools) -> Result<Forced, EtcdError> {
     let dir = DataDir::open_etcds(path)?;
     let work = dir.join(WORK);
@@ -156,7 +158,7 @@ pub fn recover(path: &Path, tools: &EtcdTools) -> Result<Forced, EtcdError> {
         std::fs::remove_dir_all(&work).map_err(disk("remove", &work))?;
     }
     let plan = make(&dir, &log, tools).inspect_err(|_| {
-        // What is left of it on a full disk helps nobody.
+        // A partial copy is of no use, and may have filled the disk.
         let _ = std::fs::remove_dir_all(&work);
     })?;
     dir.plan(&plan)?;
@@ -169,7 +171,7 @@ fn is(log: &EtcdLog, bearer: &Bearer) -> bool {
     log.cluster == bearer.cluster_id.0 && log.member == bearer.member_id.0
 }
 
-/// The new member's data, in the work folder, on disk.
+/// Makes the new member's data in the work folder, and syncs it.
 fn make(dir: &DataDir, log: &EtcdLog, tools: &EtcdTools) -> Result<Forced, EtcdError> {
     let incarnation = dir.marker()?.ok_or_else(|| EtcdError::NoMarker(dir.path().to_owned()))?;
     let before = summary(&dir.join(STORE))?;
@@ -214,13 +216,13 @@ fn make(dir: &DataDir, log: &EtcdLog, tools: &EtcdTools) -> Result<Forced, EtcdE
     Ok(plan)
 }
 
-/// etcd's flags want one.
+/// Returns the member's name, or a placeholder, since etcd's flags need one.
 fn name_of(member: &FileMember) -> &str {
     if member.name.is_empty() { "recovered" } else { &member.name }
 }
 
-/// The last entry that is kept: all of them, but for what an entry drops that removes this very member
-/// and was not known to be committed.
+/// Returns the index of the last entry to be kept, which is normally the last one. If an
+/// uncommitted entry removes this member, that entry and the later ones are dropped.
 fn kept(log: &EtcdLog, committed: u64) -> Result<u64, EtcdError> {
     match log.own_removal() {
         Some(index) if index <= committed => Err(EtcdError::Removed(index)),
@@ -245,8 +247,8 @@ fn gone(member: &FileMember) -> Dropped {
     }
 }
 
-/// Has etcd apply the copy's log, as a cluster of its own that nobody reaches: its sockets lie in the
-/// work folder, which is ours alone.
+/// Runs etcd to apply the copy's log, as a cluster of its own. Nobody can connect to it, because
+/// its sockets are in the work folder, which only this user can access.
 fn apply(work: &Path, etcd: &Path, name: &str) -> Result<(), EtcdError> {
     let program = |what: String| EtcdError::Program { program: etcd.to_owned(), what };
     let log = work.join("etcd.log");
@@ -292,7 +294,7 @@ fn stop(child: &mut Child) -> io::Result<()> {
     Ok(())
 }
 
-/// Has etcd's tool make the new member's directory of the copy's store.
+/// Runs etcd's tool to make the new member's directory from the copy's store.
 fn restore(
     work: &Path,
     etcdutl: &Path,
@@ -324,7 +326,7 @@ fn restore(
     run(command, work, &log, etcdutl).map(drop)
 }
 
-/// Runs a program to its end, and returns what it said.
+/// Runs a program until it exits, and returns its output.
 fn run(command: Command, work: &Path, log: &Path, program: &Path) -> Result<String, EtcdError> {
     let status = start(command, work, log, program)?.wait().map_err(disk("wait for", program))?;
     let said = std::fs::read_to_string(log).unwrap_or_default();
@@ -335,8 +337,8 @@ fn run(command: Command, work: &Path, log: &Path, program: &Path) -> Result<Stri
     Err(EtcdError::Program { program: program.to_owned(), what })
 }
 
-/// A program that ends with this process, however that ends: whoever tries again is alone with the
-/// directory.
+/// Returns a command for a program that is killed when this process ends for any reason. So a later
+/// attempt finds no program still working on the directory.
 fn tied(program: &Path) -> Result<Command, EtcdError> {
     let own = std::env::current_exe().map_err(disk("find", Path::new("this program")))?;
     let mut command = Command::new(own);
@@ -364,7 +366,7 @@ fn last_lines(text: &str) -> String {
     lines[lines.len().saturating_sub(LINES_SHOWN)..].join(" / ")
 }
 
-/// The one step from the old member to the new one.
+/// Exchanges the old and the new data in one atomic step.
 fn exchange(dir: &DataDir) -> Result<(), EtcdError> {
     let (old, new) = (dir.join("member"), dir.join(WORK).join("new/member"));
     renameat_with(CWD, &new, CWD, &old, RenameFlags::EXCHANGE)
@@ -373,7 +375,8 @@ fn exchange(dir: &DataDir) -> Result<(), EtcdError> {
     sync_folder(dir.path())
 }
 
-/// Old data aside, marker, record; each step may be the last that a process takes.
+/// Renames the old data, then writes marker and record. The process may end after any step, and the
+/// next call continues.
 fn finish(dir: &DataDir, plan: &Forced) -> Result<(), EtcdError> {
     let (left, aside) = (
         dir.join(WORK).join("new/member"),

@@ -1,16 +1,22 @@
-//! What is left of a cluster of etcds: a look at a member's directory, and a new cluster made of it.
+//! Recovery from the directory of an etcd member: inspects it, and makes a new cluster from it.
 //!
-//! etcd's own way out, `--force-new-cluster`, keeps the cluster's id, so that two of its survivors take
-//! each other for their own; and it drops the entries of the log's end that this member didn't know
-//! to be committed, of which each may have been acknowledged. Its other way, `etcdutl snapshot restore`
-//! of the store, makes new ids, and doesn't know the log at all. Here the two are put one behind the
-//! other, on a copy: its log is first told that all of it is committed, which is what an election would
-//! have done in which only this member could vote; etcd applies that; and its store is restored as a
-//! new cluster of one. The copy takes the place of the original in one step.
+//! etcd's own `--force-new-cluster` keeps the cluster's id, so two of its survivors would accept
+//! each other as members. It also drops the last entries of the log that this member did not know
+//! to be committed, and any of these may have been acknowledged.
 //!
-//! What etcd can't do is told to whoever asks for it: before 3.6 (and the later 3.4 and 3.5) its tool
-//! can't make revisions higher than those that the lost members may have shown; and etcd knows no
-//! incarnations, so that the marker in the directory is the agent's word alone.
+//! etcd's other way, `etcdutl snapshot restore` of the store, makes new ids but ignores the log.
+//!
+//! Here the two are combined, on a copy of the directory:
+//!
+//! 1. The copy's log is changed to say that all of it is committed. An election in which only this
+//!    member could vote would have had the same result.
+//! 2. etcd applies the log.
+//! 3. The store is restored as a new cluster of one.
+//! 4. The copy takes the place of the original in one step.
+//!
+//! Two things are impossible with etcd. Before 3.6 (and the later 3.4 and 3.5), its tool can't
+//! raise revisions above those that the lost members may have shown; this is logged. And etcd has
+//! no incarnations, so only the agent's marker in the directory names one.
 
 mod copy;
 mod look;

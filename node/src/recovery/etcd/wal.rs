@@ -1,10 +1,12 @@
-//! etcd's log, as far as it matters when a cluster is lost: whose it is, how far it goes, how much of
-//! it was known to be committed.
+//! Reads etcd's log as far as a recovery needs it: the ids of its cluster and member, its last
+//! entry, and the last entry known to be committed.
 //!
-//! A row of files `SEQUENCE-INDEX.wal`. A record is a length (its low 56 bits; if the highest bit is
-//! set, three more say how many bytes of padding follow), a protobuf and the padding; a length of 0
-//! ends a file. Each record's CRC-32C goes on from the one before it. Each file begins with the CRC
-//! of the one before, metadata and state, so that older files may be gone. (Source:
+//! The log is a series of files named `SEQUENCE-INDEX.wal`. A record consists of a length, a
+//! protobuf message and padding. The low 56 bits of the length are the size of the message. If its
+//! highest bit is set, three more bits are the number of padding bytes. A length of 0 ends a file.
+//!
+//! Each record's CRC-32C continues from that of the record before. Each file begins with the CRC of
+//! the file before, the metadata and the hard state, so older files may be deleted. (Source:
 //! `server/storage/wal` of etcd 3.4 to 3.7.)
 
 use std::fs::File;
@@ -15,18 +17,24 @@ use prost::Message;
 
 use crate::machine::Position;
 
-/// Bytes of a record's length.
+/// Number of bytes of a record's length field.
 const FRAME_BYTES: u64 = 8;
-/// What a disk writes whole: a record with one that holds nothing was not written to its end.
+/// Number of bytes that a disk writes atomically. If a sector of a record is all zeros, the record
+/// was not written completely.
 const SECTOR_BYTES: usize = 512;
-/// Kinds of records.
+/// Record type of the metadata: cluster id and member id.
 const METADATA: i64 = 1;
+/// Record type of a log entry.
 const ENTRY: i64 = 2;
+/// Record type of the hard state: term, vote and commit index.
 const STATE: i64 = 3;
+/// Record type of the checksum at the start of a file.
 const CRC: i64 = 4;
+/// Record type of a snapshot's index and term.
 const SNAPSHOT: i64 = 5;
-/// A change of members, as an entry, and one that removes somebody.
+/// Entry type of a change of members.
 const CONF_CHANGE: i32 = 1;
+/// Type of a change that removes a member.
 const REMOVE_NODE: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
@@ -67,7 +75,7 @@ struct ConfChange {
     member: Option<u64>,
 }
 
-/// As etcd's Raft writes it down.
+/// Raft's hard state, as etcd writes it.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(super) struct HardState {
     #[prost(uint64, optional, tag = "1")]
@@ -86,73 +94,72 @@ struct SnapshotMark {
     term: Option<u64>,
 }
 
-/// Why a log can't be used.
+/// Why an etcd log can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum WalError {
-    /// The disk.
+    /// An operation on the disk failed.
     #[error("cannot {action} {}", path.display())]
     Disk {
-        /// What was tried.
+        /// Operation that was attempted.
         action: &'static str,
-        /// On what.
+        /// Path of the operation.
         path: PathBuf,
-        /// What it said.
         #[source]
         source: io::Error,
     },
-    /// It isn't what etcd wrote there.
+    /// The file has contents that etcd did not write.
     #[error("{} is corrupt at offset {offset}: {what}", path.display())]
     Corrupt {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where the record begins.
+        /// Offset of the record in the file.
         offset: u64,
-        /// What is wrong.
+        /// Description of the problem.
         what: &'static str,
     },
-    /// There is none, or one of its files is gone.
+    /// The log, or one of its files or records, is missing.
     #[error("{}: {what}", path.display())]
     Missing {
-        /// The folder.
+        /// Path of the log's folder.
         path: PathBuf,
-        /// What isn't there.
+        /// Description of what is missing.
         what: &'static str,
     },
 }
 
-/// Where the next record goes.
+/// Position in the files at which the next record is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tail {
-    /// The last file's name.
+    /// Name of the last file.
     pub file: String,
-    /// How much of it is written.
+    /// Number of bytes written in the last file.
     pub offset: u64,
     crc: u32,
-    /// What lies behind is a record that was not written to its end.
+    /// Whether an incomplete record follows the last complete one.
     pub torn: bool,
 }
 
-/// A log.
+/// Contents of an etcd log, as far as a recovery needs them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct EtcdLog {
-    /// The cluster's id.
+    /// Id of the cluster to which the log belongs.
     pub cluster: u64,
-    /// The member's.
+    /// Id of the member to which the log belongs.
     pub member: u64,
-    /// Term, vote, commit as last written.
+    /// Raft's hard state, as last written.
     pub state: HardState,
-    /// The entry before the first that is here.
+    /// Index of the entry before the first one in the log.
     pub base: u64,
-    /// The last entry.
+    /// Position of the last entry or snapshot; `None` if there is none.
     pub last: Option<Position>,
-    /// Entries that remove somebody, and whom.
+    /// Entries that remove a member, as (index, member id).
     pub removals: Vec<(u64, u64)>,
-    /// Where it ends.
+    /// End of the log in its files.
     pub tail: Tail,
 }
 
 impl EtcdLog {
-    /// Reads it, and writes nothing.
+    /// Reads the log in `folder`, without writing anything.
     pub(super) fn read(folder: &Path) -> Result<Self, WalError> {
         let files = files(folder)?;
         let mut log = Self::default();
@@ -180,7 +187,7 @@ impl EtcdLog {
         Ok(log)
     }
 
-    /// Whether the record said whose log it is.
+    /// Takes in a record. Returns whether it is the metadata, which names the member.
     fn take(&mut self, kind: i64, data: &[u8]) -> Result<bool, prost::DecodeError> {
         match kind {
             METADATA => {
@@ -194,7 +201,7 @@ impl EtcdLog {
             SNAPSHOT => {
                 let mark = SnapshotMark::decode(data)?;
                 let index = mark.index.unwrap_or_default();
-                // A leader's whole state took the place of entries.
+                // A snapshot from the leader has replaced the entries up to its index.
                 if self.last.is_none_or(|last| last.index < index) {
                     self.last = Some(Position { index, term: mark.term.unwrap_or_default() });
                     self.base = index;
@@ -210,7 +217,7 @@ impl EtcdLog {
         if self.last.is_none() {
             self.base = index.saturating_sub(1);
         }
-        // An entry takes the place of what stood there and behind it.
+        // An entry replaces all earlier entries with the same or a higher index.
         self.removals.retain(|(at, _)| *at < index);
         self.last = Some(Position { index, term });
         if entry.kind == Some(CONF_CHANGE) {
@@ -222,18 +229,19 @@ impl EtcdLog {
         Ok(())
     }
 
-    /// The last entry; 0 if there is none.
+    /// Returns the position of the last entry; index 0 if there is none.
     pub(super) fn end(&self) -> Position {
         self.last.unwrap_or(Position { index: 0, term: 0 })
     }
 
-    /// The first entry that removes this member, if one does.
+    /// Returns the index of the first entry that removes this member, if there is one.
     pub(super) fn own_removal(&self) -> Option<u64> {
         let own = self.removals.iter().find(|(_, member)| *member == self.member);
         own.map(|(index, _)| *index)
     }
 
-    /// Adds a state to a copy of this log in `folder`, in the place of what may lie behind its end.
+    /// Appends a hard state to a copy of this log in `folder`. It overwrites an incomplete record
+    /// at the end.
     pub(super) fn append_state(&self, folder: &Path, state: HardState) -> Result<(), WalError> {
         let path = folder.join(&self.tail.file);
         let disk = |source| WalError::Disk { action: "write", path: path.clone(), source };
@@ -248,7 +256,7 @@ impl EtcdLog {
     }
 }
 
-/// A record with its length and padding.
+/// Encodes a record with its length and padding.
 fn frame(record: &[u8]) -> Vec<u8> {
     let padding = record.len().next_multiple_of(8) - record.len();
     let mut length = record.len() as u64;
@@ -261,7 +269,7 @@ fn frame(record: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The files in order, without a gap.
+/// Returns the names of the log files in order, and fails if one is missing.
 fn files(folder: &Path) -> Result<Vec<String>, WalError> {
     let disk = |source| WalError::Disk { action: "read", path: folder.to_owned(), source };
     let missing = |what| WalError::Missing { path: folder.to_owned(), what };
@@ -290,12 +298,12 @@ fn sequence(name: &str) -> Option<u64> {
     number(sequence)
 }
 
-/// One file.
+/// One file of the log, while it is read.
 struct Segment<'a> {
     path: &'a Path,
     reader: BufReader<File>,
     bytes: u64,
-    /// The log ends in it: so a write may have been cut off there.
+    /// Whether this is the log's last file, in which the last write may be incomplete.
     last: bool,
 }
 
@@ -304,7 +312,7 @@ impl Segment<'_> {
         WalError::Corrupt { path: self.path.to_owned(), offset, what }
     }
 
-    /// The next record, which `tail` then ends behind; none at the end.
+    /// Reads the next record and moves `tail` behind it. Returns `None` at the end of the file.
     fn next(&mut self, tail: &mut Tail) -> Result<Option<Record>, WalError> {
         let left = self.bytes.saturating_sub(tail.offset);
         if left == 0 {
@@ -336,7 +344,7 @@ impl Segment<'_> {
         };
         let said = record.crc.unwrap_or_default();
         let crc = if record.kind == Some(CRC) {
-            // The first of the files that are here knows nothing of the one before.
+            // The first file that is left has no file before it to compare with.
             if tail.crc != 0 && said != tail.crc {
                 return Err(
                     self.corrupt(tail.offset, "it doesn't go on where the file before ends")
@@ -357,7 +365,8 @@ impl Segment<'_> {
         Ok(Some(record))
     }
 
-    /// A write that was cut off, which nobody was told of, unless more comes after it.
+    /// Handles an incomplete record. In the last file it ends the log, since the write was never
+    /// acknowledged. In an earlier file it is damage.
     fn cut_off(&self, tail: &mut Tail) -> Result<Option<Record>, WalError> {
         if !self.last {
             return Err(self.corrupt(tail.offset, "a record is cut off"));
@@ -375,7 +384,7 @@ impl Segment<'_> {
     }
 }
 
-/// Whether one of the sectors that a record lies in, beginning at `offset`, holds nothing of it.
+/// Whether a sector of the record is all zeros. `offset` is the position of `data` in the file.
 fn is_torn(data: &[u8], offset: u64) -> bool {
     let first = SECTOR_BYTES - usize::try_from(offset % SECTOR_BYTES as u64).unwrap_or(0);
     let (head, rest) = data.split_at(first.min(data.len()));
@@ -387,7 +396,7 @@ fn is_torn(data: &[u8], offset: u64) -> bool {
 mod tests {
     use super::*;
 
-    /// A log's files, made as etcd makes them.
+    /// Log files with etcd's encoding, written by the test.
     struct Written {
         folder: tempfile::TempDir,
         name: String,
@@ -469,7 +478,7 @@ mod tests {
         assert_eq!(log.end(), Position { index: 3, term: 3 });
         assert_eq!(log.state, state(3, 2));
         assert!(!log.tail.torn);
-        // The older file was purged.
+        // etcd has deleted the older file.
         std::fs::remove_file(written.folder.path().join(format!("{:016x}-{:016x}.wal", 0, 0)))
             .unwrap();
         let log = written.read();
@@ -501,16 +510,16 @@ mod tests {
         written.entry(2, 2, vec![2; 3000]);
         let whole = written.bytes.clone();
         for cut in end + 1..whole.len() {
-            // At the end of the file, and in the zeros that etcd makes room with.
+            // The file ends at the cut, or goes on with the zeros that etcd preallocates.
             for room in [0, 8192] {
                 written.bytes = whole[..cut].to_vec();
                 let found = written.read_with(&vec![0; room]);
                 let torn = |log: &EtcdLog| (log.end().index, log.tail.offset as usize) == (1, end);
                 match found {
-                    // Nothing but padding is missing, which is zeros.
+                    // Only padding is missing, which consists of zeros anyway.
                     Ok(log) if room > 0 && whole.len() - cut < 8 && !log.tail.torn => {}
                     Ok(log) => assert!(torn(&log), "{cut} of {}", whole.len()),
-                    // What is missing is shorter than a sector: etcd takes that for damage, too.
+                    // The missing part is shorter than a sector, which etcd treats as damage, too.
                     Err(WalError::Corrupt { .. }) => {
                         assert!(room > 0 && whole.len() - cut < 2 * SECTOR_BYTES, "{cut}");
                     }
@@ -518,7 +527,7 @@ mod tests {
                 }
             }
         }
-        // A record's kind, at its 9th byte, is under no checksum in etcd's format.
+        // In etcd's format no checksum covers a record's type, its 9th byte.
         for byte in [end + 40, whole.len() - 10] {
             written.bytes = whole.clone();
             written.bytes[byte] ^= 1;
