@@ -1,43 +1,43 @@
-//! What stands in the way of a file, by what the operator does about it.
+//! Errors of reading and writing snapshot files, grouped by what an operator can do about them.
 
 use crate::mvcc::StoreError;
 
-/// A file that can't be imported.
+/// Why a file can't be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdFileError {
-    /// The file itself failed.
+    /// The file can't be read.
     #[error("the snapshot file could not be read")]
     Io(#[source] std::io::Error),
-    /// It has no hash.
+    /// No hash follows the database in the file.
     #[error(
         "snapshot missing hash but --skip-hash-check=false: a file that `snapshot save` wrote ends in its SHA-256, unless it was cut short; a member's own member/snap/db does not, and needs --skip-hash-check"
     )]
     NoHash,
-    /// It has another hash; in etcd's words.
+    /// The hash in the file does not match its contents; the text is etcd's.
     #[error(
         "expected sha256 {expected:?}, got {got:?}: the file was cut off or changed; save a new snapshot"
     )]
     WrongHash {
-        /// Behind the file.
+        /// Hash that is stored at the end of the file.
         expected: [u8; 32],
-        /// Of the file.
+        /// Hash of the file's contents.
         got: [u8; 32],
     },
-    /// It is no bbolt file, or a damaged one.
+    /// The file is not a bbolt file, or is damaged.
     #[error("the snapshot file is damaged or not one")]
     Bbolt(#[source] node_bbolt::ReadError),
-    /// It is a bbolt file, and not etcd's.
+    /// The file is a bbolt file that etcd did not make.
     #[error("the snapshot file is not etcd's: it has no bucket {0:?}")]
     NotEtcds(&'static str),
-    /// A row that etcd would not write.
+    /// A row has contents that etcd never writes.
     #[error("the snapshot file is damaged: in bucket {bucket:?}, {what}")]
     Row {
-        /// Where it stands.
+        /// Bucket that contains the row.
         bucket: &'static str,
-        /// What is wrong with it.
+        /// Description of the problem.
         what: String,
     },
-    /// The new store failed.
+    /// The new store failed during the import.
     #[error("the new store failed")]
     Store(#[from] StoreError),
 }
@@ -51,16 +51,16 @@ impl From<node_bbolt::ReadError> for EtcdFileError {
     }
 }
 
-/// A store that can't be exported.
+/// Why a store can't be exported.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// The store failed.
+    /// The store can't be read.
     #[error("the store could not be read")]
     Store(#[from] StoreError),
-    /// The file could not be written, or can't be one.
+    /// The file can't be written, or the store can't be represented as one.
     #[error("the snapshot could not be written")]
     Write(#[from] node_bbolt::WriteError),
-    /// Nobody wants the file any more.
+    /// The client no longer needs the file.
     #[error("the snapshot is not wanted any more")]
     Unwanted,
 }

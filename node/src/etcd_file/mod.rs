@@ -1,33 +1,34 @@
-//! etcd's snapshot files: our store as one, and one as our store.
+//! Reads and writes etcd's snapshot files.
 //!
-//! Such a file is what `etcdctl snapshot save` writes: the bbolt database of an etcd member, with its
-//! SHA-256 behind it. A member's own `member/snap/db` is the same without the hash. Ours differs from
-//! etcd's in its container alone: records are the same `mvccpb.KeyValue`s under the same revisions, so
-//! that `HashKV` is equal on both sides.
+//! Such a file is what `etcdctl snapshot save` writes: the bbolt database of an etcd member,
+//! followed by its SHA-256 hash. A member's own `member/snap/db` has the same format without the
+//! hash. Our store differs from etcd's only in its container: the records are the same
+//! `mvccpb.KeyValue` messages under the same revisions. So `HashKV` is equal on both sides.
 //!
-//! # Reading one
+//! # Reading a file
 //!
-//! [`EtcdFile::open`] checks the hash and reads everything but the keys into [`Summary`].
-//! [`EtcdFile::import`] then gives an [`Import`], from which records come one at a time, in the order of
-//! their revisions. Whoever makes a store of them hands both to
+//! [`EtcdFile::open`] checks the hash, and reads everything but the keys into a [`Summary`].
+//! [`EtcdFile::import`] returns an [`Import`], which gives the records one at a time, in the order
+//! of their revisions. The caller that makes a store passes both to
 //! [`Writer::import`](crate::mvcc::Writer::import):
 //!
-//! - all revisions are there that a compaction has left, tombstones too; those at or below
-//!   `compacted` that nothing needs any more may still be among them, as in etcd, and the store takes
-//!   them away by itself once it runs;
-//! - bytes come as they are in the file, and so do leases, with what they had left when that was last
-//!   noted; and users and roles, so that who could read what still can, and nobody else;
-//! - `summary.revision` and `summary.compacted` are the store's, and may be higher than the last
-//!   record's, for example after etcd's `--bump-revision`;
-//! - the old cluster's members are told for information: a restored cluster has its own;
-//! - alarms are told too; etcd's restore keeps them, so that a full or corrupt cluster stays one.
+//! - The file has all records that a compaction has left, including tombstones. As in etcd, records
+//!   at or below `compacted` that are no longer needed may still be among them. The store removes
+//!   these by itself when it runs.
+//! - Records are imported byte by byte. Leases are imported with their last noted remaining time,
+//!   and users and roles too. So exactly those who could read the data still can.
+//! - `summary.revision` and `summary.compacted` are those of the store. They may be higher than the
+//!   last record's revision, for example after etcd's `--bump-revision`.
+//! - The old cluster's members are reported for information only, since a restored cluster has its
+//!   own.
+//! - Alarms are reported too. etcd's restore keeps them, so a full or corrupt cluster stays one.
 //!
-//! The file is read as one that anybody may have made: nothing in it makes the reader panic, or hold
-//! more than a page of each level of a tree.
+//! The file counts as untrusted. Nothing in it makes the reader panic, or hold more than one page
+//! of each level of a tree.
 //!
-//! # Writing one
+//! # Writing a file
 //!
-//! [`Export`] freezes a store, finds out the size of its file, and writes it. See there.
+//! [`Export`] freezes a store, computes the size of its file, and writes it.
 //!
 mod error;
 mod names;

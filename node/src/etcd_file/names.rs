@@ -1,40 +1,43 @@
-//! Where what lies in etcd's database (server/storage/schema, 3.4 to 3.7).
+//! Names of buckets and rows in etcd's database (server/storage/schema, 3.4 to 3.7).
 
-/// Revision → `mvccpb.KeyValue`.
+/// Bucket of the records: revision → `mvccpb.KeyValue`.
 pub(super) const KEY: &str = "key";
-/// Fixed rows.
+/// Bucket of fixed rows about the store.
 pub(super) const META: &str = "meta";
-/// Lease id → `leasepb.Lease`.
+/// Bucket of the leases: lease id → `leasepb.Lease`.
 pub(super) const LEASE: &str = "lease";
-/// `etcdserverpb.AlarmMember` → nothing.
+/// Bucket of the alarms: `etcdserverpb.AlarmMember` → empty value.
 pub(super) const ALARM: &str = "alarm";
-/// Fixed rows.
+/// Bucket of fixed rows about the cluster.
 pub(super) const CLUSTER: &str = "cluster";
-/// Member id in hex → JSON.
+/// Bucket of the members: member id in hex → JSON.
 pub(super) const MEMBERS: &str = "members";
-/// Member id in hex → a word.
+/// Bucket of the removed members: member id in hex → the word `removed`.
 pub(super) const MEMBERS_REMOVED: &str = "members_removed";
-/// Fixed rows.
+/// Bucket of fixed rows about authentication.
 pub(super) const AUTH: &str = "auth";
-/// Name → `authpb.User`.
+/// Bucket of the users: name → `authpb.User`.
 pub(super) const AUTH_USERS: &str = "authUsers";
-/// Name → `authpb.Role`.
+/// Bucket of the roles: name → `authpb.Role`.
 pub(super) const AUTH_ROLES: &str = "authRoles";
 
-/// In `meta`: the last entry applied (8 bytes, big-endian), and its term since 3.5.
+/// Row in `meta`: index of the last applied entry (8 bytes, big-endian).
 pub(super) const CONSISTENT_INDEX: &[u8] = b"consistent_index";
+/// Row in `meta` since 3.5: term of the last applied entry (8 bytes, big-endian).
 pub(super) const TERM: &[u8] = b"term";
-/// In `meta`, as revisions: the last compaction, and the last whose old revisions are gone.
+/// Row in `meta`: revision of the last compaction.
 pub(super) const SCHEDULED_COMPACTION: &[u8] = b"scheduledCompactRev";
+/// Row in `meta`: revision of the last compaction whose old records have all been removed.
 pub(super) const FINISHED_COMPACTION: &[u8] = b"finishedCompactRev";
-/// In `meta`, since 3.5: who votes, as JSON.
+/// Row in `meta` since 3.5: the voters and learners, as JSON.
 pub(super) const CONF_STATE: &[u8] = b"confState";
-/// In `meta`, since 3.6.
+/// Row in `meta` since 3.6: version of the database schema.
 pub(super) const STORAGE_VERSION: &[u8] = b"storageVersion";
-/// In `cluster`.
+/// Row in `cluster`: version of the cluster.
 pub(super) const CLUSTER_VERSION: &[u8] = b"clusterVersion";
-/// In `auth`: one byte, 1 if it is; 8 bytes, big-endian.
+/// Row in `auth`: one byte, which is 1 if authentication is enabled.
 pub(super) const AUTH_ENABLED: &[u8] = b"authEnabled";
+/// Row in `auth`: revision of users and roles (8 bytes, big-endian).
 pub(super) const AUTH_REVISION: &[u8] = b"authRevision";
-/// What stands behind a removed member's id.
+/// Value of a row in `members_removed`.
 pub(super) const REMOVED: &[u8] = b"removed";

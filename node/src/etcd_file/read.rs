@@ -1,4 +1,4 @@
-//! A file, as what a store can be made of.
+//! Reads an etcd file, so that a store can be made from it.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -21,88 +21,88 @@ use crate::lease::{Lease, MAX_TTL};
 use crate::machine::Position;
 use crate::mvcc::{EtcdKey, Revision};
 
-/// Bytes of a SHA-256.
+/// Number of bytes of a SHA-256 hash.
 const HASH_BYTES: u64 = 32;
-/// A file with a hash behind it is as much longer than a multiple of this: so etcd tells.
+/// The size of a database is a multiple of this. etcd recognises a file with a hash by being 32
+/// bytes longer than such a multiple.
 const SECTOR_BYTES: u64 = 512;
-/// Rows of `members`, of `alarm`, of users and of roles that are read; no cluster has so many.
+/// Maximum number of rows that are read from each of the buckets of members, alarms, users and
+/// roles. No real cluster has as many.
 const MAX_ROWS: usize = 100_000;
-/// Leases that are read: as many as fit into memory with their keys.
+/// Maximum number of leases that are read, so that they fit into memory with their keys.
 const MAX_LEASES: usize = 10_000_000;
 
-/// Whether the hash behind a file counts.
+/// Whether the hash at the end of a file is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HashCheck {
-    /// It has to be there, and right.
+    /// The hash must be present and right.
     Required,
-    /// Whether it is there or right doesn't matter.
+    /// The hash may be missing or wrong.
     Skipped,
 }
 
-/// Who may do what, in numbers.
+/// Summary of the authentication data in a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Auth {
-    /// Requests were checked.
+    /// Whether authentication was enabled.
     pub enabled: bool,
-    /// Users.
     pub users: u64,
-    /// Roles.
     pub roles: u64,
 }
 
-/// A member of the cluster that the file is of, as etcd writes it down.
+/// A member of the file's cluster, as etcd stores it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileMember {
-    /// Its id.
+    /// Id of the member.
     pub id: u64,
-    /// Where its peers reached it.
+    /// URLs under which peers reached the member.
     #[serde(rename = "peerURLs", default)]
     pub peer_urls: Vec<String>,
-    /// It had no vote.
+    /// Whether the member was a learner, which had no vote.
     #[serde(rename = "isLearner", default, skip_serializing_if = "std::ops::Not::not")]
     pub is_learner: bool,
-    /// Its name; empty if it never started.
+    /// Name of the member; empty if it never started.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Where clients reached it.
+    /// URLs under which clients reached the member.
     #[serde(rename = "clientURLs", default, skip_serializing_if = "Vec::is_empty")]
     pub client_urls: Vec<String>,
 }
 
-/// What a file holds beside its records.
+/// Contents of a file except its records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// The newest revision.
+    /// Newest revision of the store.
     pub revision: i64,
-    /// The last compaction; -1: none.
+    /// Revision of the last compaction; -1 for none.
     pub compacted: i64,
-    /// The last entry that the old cluster had applied; the term is 0 before etcd 3.5.
+    /// Position of the last entry that the old member had applied; the term is 0 before etcd 3.5.
     pub applied: Position,
-    /// The version of the file's layout: none before etcd 3.6.
+    /// Version of the database schema; `None` before etcd 3.6.
     pub storage_version: Option<String>,
-    /// The old cluster's version.
+    /// Version of the old cluster.
     pub cluster_version: Option<String>,
-    /// The old cluster's members.
+    /// Members of the old cluster.
     pub members: Vec<FileMember>,
-    /// How many were removed from it.
+    /// Number of members that were removed from the old cluster.
     pub removed: u64,
-    /// The alarms that were raised.
+    /// Alarms that were raised.
     pub alarms: Vec<AlarmMember>,
-    /// Leases.
+    /// Number of leases in the file.
     pub leases: u64,
-    /// Users and roles.
+    /// Summary of users and roles.
     pub auth: Auth,
 }
 
-/// A snapshot file that is open.
+/// An open snapshot file of etcd.
 pub struct EtcdFile<R> {
     reader: Reader<R>,
     summary: Summary,
 }
 
 impl<R: Read + Seek> EtcdFile<R> {
-    /// Checks the hash behind a file, which takes reading all of it, and reads everything but its
-    /// keys.
+    /// Opens a file and reads everything but its records. Checking the hash takes reading the whole
+    /// file.
     pub fn open(mut source: R, check: HashCheck) -> Result<Self, EtcdFileError> {
         if check == HashCheck::Required {
             check_hash(&mut source)?;
@@ -112,19 +112,19 @@ impl<R: Read + Seek> EtcdFile<R> {
         Ok(Self { reader, summary })
     }
 
-    /// What it holds beside its records.
+    /// Returns the contents of the file except its records.
     #[must_use]
     pub fn summary(&self) -> &Summary {
         &self.summary
     }
 
-    /// Bytes of the database itself.
+    /// Returns the size of the database in bytes, without the hash.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.reader.file_bytes()
     }
 
-    /// The records.
+    /// Begins to read the records.
     pub fn import(&mut self) -> Result<Import<'_, R>, EtcdFileError> {
         let bucket = self.reader.bucket(KEY.as_bytes())?;
         let bucket = bucket.ok_or(EtcdFileError::NotEtcds(KEY))?;
@@ -132,7 +132,7 @@ impl<R: Read + Seek> EtcdFile<R> {
         Ok(Import { entries, newest: self.summary.revision })
     }
 
-    /// Who may do what.
+    /// Reads the users, roles and authentication state.
     pub fn auth(&mut self) -> Result<AuthState, EtcdFileError> {
         let (mut users, mut roles) = (Vec::new(), Vec::new());
         rows(&mut self.reader, AUTH_USERS, |_, value| {
@@ -152,7 +152,7 @@ impl<R: Read + Seek> EtcdFile<R> {
         state.map_err(|what| damaged(AUTH, what))
     }
 
-    /// The leases; which keys are attached to them, the records say.
+    /// Reads the leases. The keys attached to a lease are known from the records.
     pub fn leases(&mut self) -> Result<Vec<Lease>, EtcdFileError> {
         let mut leases = Vec::new();
         rows(&mut self.reader, LEASE, |key, value| {
@@ -166,16 +166,17 @@ impl<R: Read + Seek> EtcdFile<R> {
     }
 }
 
-/// The records of a file.
+/// Reader of the records in a file.
 pub struct Import<'a, R> {
     entries: Entries<'a, R>,
-    /// What the last page says; a damaged tree may have a later one before it.
+    /// Newest revision according to the last page. In a damaged tree, an earlier page may contain a
+    /// higher one.
     newest: i64,
 }
 
 impl<R: Read + Seek> Import<'_, R> {
-    /// Gives every record, an encoded `KeyValue`, to `take`, in the order of their revisions. After an
-    /// error, what was given before must not be used either.
+    /// Passes each record, an encoded `KeyValue`, to `take`, in the order of revisions. After an
+    /// error, the records before it must not be used either.
     pub fn each<E: From<EtcdFileError>>(
         mut self,
         mut take: impl FnMut(Revision, &[u8]) -> Result<(), E>,
@@ -184,7 +185,7 @@ impl<R: Read + Seek> Import<'_, R> {
         while let Some(entry) = self.entries.next().map_err(EtcdFileError::from)? {
             let (at, is_tombstone) =
                 EtcdKey::parse(entry.key).ok_or_else(|| damaged(KEY, "a key is no revision"))?;
-            // As a revision and as a tombstone of it.
+            // A revision may occur once, either as a put or as a tombstone.
             if at == last {
                 return Err(damaged(KEY, format!("{at:?} is there twice")).into());
             }
@@ -198,7 +199,7 @@ impl<R: Read + Seek> Import<'_, R> {
             let Value::Bytes(record) = entry.value else {
                 return Err(damaged(KEY, format!("{at:?} is a bucket")).into());
             };
-            // What `--bump-revision` leaves: a revision without a change.
+            // etcd's `--bump-revision` leaves a revision with an empty record.
             if record.is_empty() {
                 continue;
             }
@@ -211,7 +212,7 @@ impl<R: Read + Seek> Import<'_, R> {
     }
 }
 
-/// Whether a record is what our store, which takes its word for it, can hold at `at`.
+/// Checks that a record can be stored at revision `at`, since our store relies on its fields.
 fn check_record(at: Revision, is_tombstone: bool, kv: &KeyValue) -> Result<(), &'static str> {
     if kv.key.is_empty() {
         return Err("has no key");
@@ -225,7 +226,7 @@ fn check_record(at: Revision, is_tombstone: bool, kv: &KeyValue) -> Result<(), &
     if is_tombstone || is_put { Ok(()) } else { Err("is of another revision") }
 }
 
-/// A lease's row, as what our store can hold. etcd never writes one without a TTL.
+/// Decodes and checks the row of a lease. etcd never writes one without a TTL.
 fn lease(key: &[u8], value: &[u8]) -> Result<Lease, String> {
     let row = leasepb::Lease::decode(value).map_err(|error| error.to_string())?;
     let leasepb::Lease { id, ttl, remaining_ttl: left } = row;
@@ -244,7 +245,7 @@ fn damaged(bucket: &'static str, what: impl Into<String>) -> EtcdFileError {
     EtcdFileError::Row { bucket, what: what.into() }
 }
 
-/// Compares the file with the hash behind it.
+/// Compares the contents of the file with the hash at its end.
 fn check_hash(source: &mut (impl Read + Seek)) -> Result<(), EtcdFileError> {
     let bytes = source.seek(SeekFrom::End(0)).map_err(EtcdFileError::Io)?;
     if bytes % SECTOR_BYTES != HASH_BYTES {
@@ -266,7 +267,7 @@ fn check_hash(source: &mut (impl Read + Seek)) -> Result<(), EtcdFileError> {
     if expected == got { Ok(()) } else { Err(EtcdFileError::WrongHash { expected, got }) }
 }
 
-/// Shows every row of a bucket; one that is not there has none.
+/// Passes each row of a bucket to `show`. A missing bucket has no rows.
 fn rows<R: Read + Seek>(
     reader: &mut Reader<R>,
     bucket: &'static str,
@@ -326,7 +327,7 @@ fn summary<R: Read + Seek>(reader: &mut Reader<R>) -> Result<Summary, EtcdFileEr
     })
 }
 
-/// The revision of the last record.
+/// Returns the revision of the last record, or 0 if there is none.
 fn newest_record<R: Read + Seek>(reader: &mut Reader<R>) -> Result<i64, EtcdFileError> {
     let bucket = reader.bucket(KEY.as_bytes())?.ok_or(EtcdFileError::NotEtcds(KEY))?;
     let Some(last) = reader.last_key(&bucket)? else { return Ok(0) };
@@ -334,7 +335,7 @@ fn newest_record<R: Read + Seek>(reader: &mut Reader<R>) -> Result<i64, EtcdFile
     Ok(at.main)
 }
 
-/// The rows of `meta` that matter here.
+/// The rows of the bucket `meta` that are used here.
 struct Meta {
     applied: Position,
     scheduled: i64,
@@ -364,7 +365,7 @@ impl Meta {
 fn auth<R: Read + Seek>(reader: &mut Reader<R>) -> Result<Auth, EtcdFileError> {
     let mut enabled = false;
     rows(reader, AUTH, |key, value| {
-        // Anything but what etcd writes to switch it off counts as on.
+        // Any value except the one that etcd writes to disable authentication counts as enabled.
         enabled |= key == AUTH_ENABLED && value != [0];
         Ok(())
     })?;

@@ -1,4 +1,5 @@
-//! What `etcdutl snapshot status` says of a file (etcdutl/snapshot/v3_snapshot.go, `Status`).
+//! Status of a snapshot file, as `etcdutl snapshot status` shows it
+//! (etcdutl/snapshot/v3_snapshot.go, `Status`).
 
 use std::collections::BTreeSet;
 use std::io::{Read, Seek};
@@ -12,25 +13,25 @@ use super::EtcdFileError;
 use super::names::{KEY, META, STORAGE_VERSION};
 use crate::mvcc::EtcdKey;
 
-/// A file in five columns.
+/// Status of a snapshot file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FileStatus {
-    /// CRC-32C over the names of all buckets and all that they hold.
+    /// CRC-32C over the names of all buckets and all their rows.
     pub hash: u32,
-    /// The newest revision.
+    /// Newest revision in the file.
     pub revision: i64,
-    /// Keys that are there at that revision.
+    /// Number of keys that exist at that revision.
     #[serde(rename = "totalKey")]
     pub total_keys: u64,
-    /// Bytes of the database.
+    /// Size of the database in bytes.
     #[serde(rename = "totalSize")]
     pub total_size: u64,
-    /// The version of its layout; empty before etcd 3.6.
+    /// Version of the database schema; empty before etcd 3.6.
     pub version: String,
 }
 
 impl FileStatus {
-    /// Reads all of a file.
+    /// Reads a whole file and returns its status.
     pub fn of(source: impl Read + Seek) -> Result<Self, EtcdFileError> {
         let mut reader = Reader::open(source)?;
         let mut status = Self { total_size: reader.file_bytes(), ..Self::default() };
@@ -61,7 +62,7 @@ impl FileStatus {
     }
 }
 
-/// The revision of a record, which makes or ends a key.
+/// Applies a record to the set of existing keys, and returns its revision.
 fn change(
     at: &[u8],
     record: &[u8],

@@ -1,9 +1,10 @@
-//! Files that stock etcd wrote, files that it never would, and our own.
+//! Tests with files that stock etcd wrote, with files that etcd never writes, and with our own.
 //!
 //! The fixtures were saved by `etcdctl snapshot save` from etcd 3.4.23 and 3.7.3 after the same
-//! requests: puts, deletes, a transaction, a compaction at 12, a value larger than a page; that of
-//! 3.6.16 after a shorter row of the same, with a compaction at 6. The checksums are what those servers
-//! answered to `etcdctl endpoint hashkv --rev`.
+//! requests. These were puts, deletes, a transaction, a compaction at revision 12, and a value
+//! larger than a page. The file of 3.6.16 was saved after a shorter sequence of such requests, with
+//! a compaction at 6. The checksums are what those servers answered to `etcdctl endpoint hashkv
+//! --rev`.
 
 use std::io::Cursor;
 
@@ -23,8 +24,9 @@ use crate::mvcc::{Compaction, Contents, EtcdKey, Options, Revision, Writer};
 const ETCD_3_4: &[u8] = include_bytes!("fixtures/etcd-3.4.db");
 const ETCD_3_6: &[u8] = include_bytes!("fixtures/etcd-3.6.db");
 const ETCD_3_7: &[u8] = include_bytes!("fixtures/etcd-3.7.db");
-/// Of the same, with two leases, then three keys put under them and one of these put again without,
-/// then authentication enabled with one user and two roles.
+/// File of etcd 3.7.3 after the same requests and some more. There are two leases and three keys
+/// under them, of which one was put again without a lease. Authentication is enabled, with one user
+/// and two roles.
 const WITH_AUTH: &[u8] = include_bytes!("fixtures/etcd-3.7-auth-and-leases.db");
 
 const CHECKSUMS: [(i64, u32); 9] = [
@@ -52,7 +54,7 @@ fn unhashed(file: &[u8]) -> Result<Opened, EtcdFileError> {
     EtcdFile::open(Cursor::new(file.to_vec()), HashCheck::Skipped)
 }
 
-/// A store of what is in a file.
+/// Imports the contents of a file into a new store.
 fn import(file: &mut Opened) -> Result<Writer, EtcdFileError> {
     import_into(Compaction::Inline, file)
 }
@@ -120,7 +122,7 @@ fn a_store_made_of_etcds_file_has_etcds_checksums() {
         );
         assert_eq!(all[5].value, "reborn");
         assert_eq!(all[9].value.len(), 5_000);
-        // Its members are bound by nobody but the new cluster.
+        // The old cluster's members are not imported; the new cluster has its own.
         assert_eq!(view.members().members().count(), 1);
     }
 }
@@ -201,15 +203,15 @@ fn users_and_leases_come_along_and_go_back() {
         assert!(leases.keys(lease).any(|attached| attached[..] == key[..]), "{key:?}");
     }
     drop(leases);
-    // And they go back as they came.
+    // Leases survive an export and another import.
     let again = import(&mut open(&export(&writer)).unwrap()).unwrap();
     assert_eq!(again.store().view().leases().unwrap(), store.view().leases().unwrap());
-    // Where no lease is left, what records say of one is history, and stays.
+    // If no lease exists, the lease ids in records are history and stay as they are.
     let leased = KeyValue { lease: 5, ..put(2) };
     let mut file = crafted(&[(at(2, false).bytes(), leased.encode_to_vec())], &[]);
     let history = import(&mut file).unwrap();
     assert_eq!(everything(&history, 0), [leased]);
-    // What was there before the leases is as it was.
+    // Revisions from before the leases have the same checksums as in the file without leases.
     assert_eq!(checksum(&writer, 27), CHECKSUMS[8].1);
 }
 
@@ -242,7 +244,8 @@ fn our_own_file_comes_back_as_it_was() {
     raised.sort_unstable_by_key(|alarm| alarm.member_id);
     assert_eq!(raised, [alarms[1], alarms[0]]);
     let again = import(&mut file).unwrap();
-    // At 20 the one answers as of before its compaction, as etcd does.
+    // Revision 20 is left out: for it, the first store answers as of before its compaction, as etcd
+    // does.
     for revision in [0, 21, 24, 26, 27] {
         assert_eq!(checksum(&again, revision), checksum(&writer, revision), "at {revision}");
         assert_eq!(everything(&again, revision), everything(&writer, revision), "at {revision}");
@@ -260,7 +263,7 @@ fn an_empty_store_is_a_file_too() {
     assert_eq!(checksum(&again, 0), checksum(&writer, 0));
 }
 
-/// The row `name` of a file's bucket `meta`.
+/// Returns the value of the row `name` in the bucket `meta` of a file.
 fn meta_row(file: &[u8], name: &[u8]) -> Option<Vec<u8>> {
     let mut reader = node_bbolt::Reader::open(Cursor::new(file)).unwrap();
     let bucket = reader.bucket(META.as_bytes()).unwrap().unwrap();
@@ -286,7 +289,7 @@ fn a_compaction_that_is_under_way_is_not_written_as_done() {
     assert_eq!(meta_row(&export(&writer), finished), twelve);
 }
 
-/// A file with these rows.
+/// Creates a file with these rows in the buckets `key` and `meta`.
 fn crafted(keys: &[(&[u8], Vec<u8>)], meta: &[(&[u8], &[u8])]) -> Opened {
     unhashed(&written(keys, meta)).unwrap()
 }
@@ -351,7 +354,7 @@ fn a_record_that_etcd_would_not_write_is_refused() {
     ] {
         assert!(refused(put_at.bytes(), odd.encode_to_vec()).contains("another revision"));
     }
-    // The same revision as a put and as a tombstone.
+    // A put and a tombstone have the same revision.
     let rows =
         [(put_at.bytes(), put(5).encode_to_vec()), (dead_at.bytes(), tombstone.encode_to_vec())];
     let twice = import(&mut crafted(&rows, &[]));

@@ -1,4 +1,4 @@
-//! A store, as etcd's file.
+//! Writes a store as a snapshot file of etcd.
 
 use std::io::{self, Write};
 
@@ -20,47 +20,47 @@ use crate::lease::Lease;
 use crate::membership::MemberTable;
 use crate::mvcc::{EtcdKey, Frozen, Revision, Store, StoreError, View};
 
-/// A store that is to become a file: what is written is the store as it was when this was made.
+/// A store that is to be written as a file, in the state that it had when this was created.
 ///
-/// Takes reading all records once to find out the size, and once more to write them; holds a page of
-/// each level of a tree in memory, and needs no space on disk. While it is there the store can't use
-/// again the pages that it frees.
+/// All records are read twice: once to find the size of the file, and once to write it. This holds
+/// one page of each level of a tree in memory and takes no space on disk. While an `Export` exists,
+/// the store can't reuse pages that it frees.
 ///
-/// `cluster` has no `clusterVersion`: etcd finds it out by itself, and 3.4 refuses one that is newer
-/// than itself.
+/// The bucket `cluster` gets no `clusterVersion`. etcd determines the version by itself, and 3.4
+/// refuses one that is newer than its own.
 pub struct Export {
     frozen: Frozen,
     layout: Layout,
 }
 
 impl Export {
-    /// Freezes the store as it is now, and finds out the size of its file, which ends with
-    /// [`ExportError::Unwanted`] once the file is not wanted any more.
+    /// Freezes the current state of the store and computes the size of its file. Stops with
+    /// [`ExportError::Unwanted`] once `is_wanted` returns false.
     pub fn new(store: &Store, is_wanted: &dyn Fn() -> bool) -> Result<Self, ExportError> {
         let frozen = store.freeze()?;
         let layout = node_bbolt::measure(|builder| fill(&frozen, is_wanted, builder))?;
         Ok(Self { frozen, layout })
     }
 
-    /// Bytes of the file, without the hash behind it.
+    /// Returns the size of the file in bytes, without the hash.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.layout.bytes()
     }
 
-    /// The newest revision in it.
+    /// Returns the newest revision in the file.
     #[must_use]
     pub fn revision(&self) -> i64 {
         self.frozen.view.revision()
     }
 
-    /// The version of the file's layout, as etcd names it.
+    /// Returns the version of the database schema, as etcd names it.
     #[must_use]
     pub fn storage_version(&self) -> &'static str {
         CLUSTER_VERSION
     }
 
-    /// Writes the file, and its SHA-256 behind it.
+    /// Writes the file, followed by its SHA-256 hash.
     pub fn write(&self, out: &mut dyn Write) -> Result<(), ExportError> {
         let mut hashed = Hashed { out, hash: ring::digest::Context::new(&ring::digest::SHA256) };
         node_bbolt::write(self.layout, &mut hashed, |builder| {
@@ -90,7 +90,8 @@ impl Write for Hashed<'_> {
     }
 }
 
-/// All buckets in the order of their names, as etcd makes them at its first start.
+/// Adds all buckets, in the order of their names. They are the buckets that etcd creates at its
+/// first start.
 fn fill(
     frozen: &Frozen,
     is_wanted: &dyn Fn() -> bool,
@@ -119,7 +120,7 @@ fn fill(
     meta(frozen, builder)
 }
 
-/// Who may do what.
+/// Adds the buckets of users, roles and authentication state.
 fn auth(auth: &AuthState, builder: &mut Builder<'_>) -> Result<(), ExportError> {
     builder.bucket(AUTH.as_bytes())?;
     if auth.is_enabled() {
@@ -137,7 +138,7 @@ fn auth(auth: &AuthState, builder: &mut Builder<'_>) -> Result<(), ExportError> 
     Ok(())
 }
 
-/// In the order of their rows' names, big-endian, where negative ones come last.
+/// Adds the leases in the order of their big-endian ids, in which negative ids come last.
 fn leases(view: &View, builder: &mut Builder<'_>) -> Result<(), ExportError> {
     let mut leases = view.leases()?;
     leases.sort_unstable_by_key(|lease| lease.id.cast_unsigned());
@@ -156,7 +157,7 @@ fn is_tombstone(record: &[u8]) -> Result<bool, StoreError> {
 }
 
 fn members(table: &MemberTable, builder: &mut Builder<'_>) -> Result<(), ExportError> {
-    // Ids of one length: their hex digits sort as they do.
+    // The hex digits have a fixed length, so they sort in the order of the ids.
     builder.bucket(MEMBERS.as_bytes())?;
     for member in table.members() {
         let row = FileMember {
@@ -183,7 +184,7 @@ fn json(row: &impl serde::Serialize) -> Vec<u8> {
     serde_json::to_vec(row).expect("numbers and text are JSON")
 }
 
-/// `raftpb.ConfState` as Go writes it as JSON.
+/// `raftpb.ConfState` in the JSON that Go writes for it.
 #[derive(serde::Serialize)]
 struct ConfState {
     voters: Vec<u64>,
@@ -192,7 +193,7 @@ struct ConfState {
     auto_leave: bool,
 }
 
-/// In the order of the rows' names.
+/// Adds the rows of the bucket `meta`, in the order of their names.
 fn meta(frozen: &Frozen, builder: &mut Builder<'_>) -> Result<(), ExportError> {
     let view = &frozen.view;
     let ids = view.members().voters_and_learners();

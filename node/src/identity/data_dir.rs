@@ -1,11 +1,11 @@
-//! The data directory: lock, incarnation marker, boot counter, mark of the log, tombstone.
+//! The data directory: its lock, incarnation marker, boot counter, log mark and tombstone.
 //!
-//! The mark says that this directory's member has begun a log. A log that is gone while its mark
-//! stands held promises of this member, entries and votes, that it no longer knows of: begun anew
-//! under its old identity it would help to outvote what it once acknowledged.
+//! The log mark says that the directory's member has begun a log. If the log is gone while the mark
+//! exists, this member has lost entries and votes that it promised to its peers. If it started
+//! again under its old identity, it would help to outvote what it once acknowledged.
 //!
-//! Each small file is replaced whole: written beside itself, synced, renamed, and its directory
-//! synced. What is read back is therefore always one of the values that were written.
+//! Each small file is replaced as a whole: a temporary file is written, synced and renamed, and the
+//! directory is synced. So reading a file always gives one of the values that were written.
 
 use std::{
     ffi::OsStr,
@@ -26,90 +26,93 @@ use super::{
 const MARKER: &str = "muster-incarnation";
 const BOOT_COUNTER: &str = "muster-boot";
 const TOMBSTONE: &str = "muster-tombstone.json";
-/// A cluster of one was made of what lies here.
+/// Name of the record of a cluster of one that was made from this data.
 const FORCED: &str = "muster-forced.json";
-/// The same, as long as it is only planned, or half done.
+/// Name of the plan of a cluster of one that is not completely made yet.
 const FORCING: &str = "muster-forcing.json";
-/// The member began from nothing while `--force-new-cluster` was given.
+/// Name of the file that says that the first start was with `--force-new-cluster` and without data.
 const FORCE_WITHOUT_DATA: &str = "muster-force-without-data";
-/// Supervisors look for this: once it exists, the member has a log of its own.
+/// Path of the log. Supervisors check for it: if it exists, the member has a log.
 const LOG: &str = "member/wal";
-/// Exists from the moment at which the log first had its name.
+/// Name of the log mark, which exists from the time when the log was first created.
 const LOG_MARK: &str = "muster-log";
-/// Where etcd keeps its store; there never is a file of this name here.
+/// Path of an etcd's store; muster-node never makes a file of this name.
 const ETCDS_STORE: &str = "member/snap/db";
-/// The member's log and store, and an etcd's.
+/// Name of the folder with the member's log and store, in muster-node's directories and etcd's.
 const MEMBER: &str = "member";
-/// What the names of all other files of ours begin with.
+/// Prefix of the names of all other files that muster-node makes.
 const OUR_PREFIX: &str = "muster-";
-/// What the directory's owner alone should be able to do.
+/// Recommended mode of the directory: access for its owner only.
 const PRIVATE: u32 = 0o700;
 
-/// An open, locked data directory. The lock lasts as long as this value, and dies with the process.
+/// An open, locked data directory. The lock is released when this value is dropped or the process
+/// ends.
 #[derive(Debug)]
 pub struct DataDir {
     path: PathBuf,
-    /// Holds the lock.
+    /// Open handle of the directory, which holds the lock.
     handle: std::fs::File,
-    /// Another user's directory is looked at too.
+    /// Whether the directory is only inspected. Files of other users may then be read too.
     only_looks: bool,
 }
 
 /// Why a data directory can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
-    /// The disk refused; or it isn't a directory; or another user may have prepared what lies there.
+    /// A file operation failed, or the path is not a directory, or another user may have prepared
+    /// the contents.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
-    /// It was made by etcd.
+    /// The directory belongs to an etcd.
     #[error(
         "{} holds the data of an etcd, which this program cannot take over: give it a data directory of its own",
         .0.display()
     )]
     Etcds(PathBuf),
-    /// It is this program's, and an etcd that was started there by mistake has left something in it.
+    /// The directory belongs to muster-node, but an etcd that was started there by mistake has left
+    /// its store in it.
     #[error(
         "an etcd was started in {}, which is a muster-node's, whose data is as it was: take {ETCDS_STORE} away, which that etcd has left, and start muster-node again",
         .0.display()
     )]
     EtcdsBeside(PathBuf),
-    /// It was not.
+    /// The directory should belong to an etcd, but contains no etcd's data.
     #[error("{} holds no etcd's data", .0.display())]
     NotEtcds(PathBuf),
-    /// Its member had a log, which is gone.
+    /// The member has begun a log, but the log is missing.
     #[error(
         "{} is missing, but this member had begun a log there: it has lost data, and with it what it promised to its peers; its cluster must remove it and add a new one",
         .0.display()
     )]
     LogGone(PathBuf),
-    /// Another process runs on it.
+    /// Another process has locked the directory.
     #[error("the data directory {} is in use by another process", .0.display())]
     InUse(PathBuf),
-    /// Its member was removed from its cluster: it never comes back.
+    /// The member was removed from its cluster and can never return.
     #[error("this member has been permanently removed from the cluster")]
     Removed(Box<Tombstone>),
-    /// It belongs to another incarnation than the one that should start on it.
+    /// The directory belongs to another incarnation than the one that is to start.
     #[error("the data directory {} belongs to incarnation {found}, not to {expected}", path.display())]
     OtherIncarnation {
-        /// The directory.
+        /// Path of the data directory.
         path: PathBuf,
-        /// What its marker says.
+        /// Incarnation in the directory's marker.
         found: Incarnation,
-        /// What the member document, or the log, says.
+        /// Incarnation that the member document or the log requires.
         expected: Incarnation,
     },
-    /// One of its small files doesn't hold what only this program writes there.
+    /// A small file has contents that muster-node never writes.
     #[error("{} is damaged: {problem}", path.display())]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: &'static str,
     },
 }
 
 impl DataDirError {
-    /// Whether a restart can never help: a supervisor must leave this member stopped.
+    /// Whether a restart can never help, so that a supervisor must leave this member stopped.
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
@@ -125,24 +128,25 @@ impl DataDirError {
     }
 }
 
-/// What is left of a member that was removed from its cluster.
+/// The record of a member's removal from its cluster, kept in its data directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tombstone {
     version: u64,
-    /// The incarnation that may never act again, lower-case hex.
+    /// Incarnation of the removed member, which may never act again, in lower-case hex.
     pub incarnation: String,
-    /// Lower-case hex.
+    /// Id of the removed member, in lower-case hex.
     pub member_id: String,
-    /// Lower-case hex.
+    /// Id of the member's cluster, in lower-case hex.
     pub cluster_id: String,
-    /// When this member learned of it, RFC 3339.
+    /// Time at which the member learned of its removal, in RFC 3339 format.
     pub at: String,
-    /// From whom: `log` if it applied its own removal, else the peer's id.
+    /// Source of the information: `log` if the member applied its own removal, otherwise the peer's
+    /// id.
     pub by: String,
 }
 
 impl Tombstone {
-    /// A tombstone for this incarnation.
+    /// Creates the tombstone of a removed member.
     #[must_use]
     pub fn new(
         incarnation: Incarnation,
@@ -163,12 +167,12 @@ impl Tombstone {
 }
 
 impl DataDir {
-    /// Opens `path`, making it (mode 0700) if it isn't there, and locks it. Nothing is changed in a
-    /// directory that is there, its mode neither: who made it may have had a reason.
+    /// Opens the directory `path` and locks it. If it does not exist, it is created with mode 0700.
+    /// An existing directory is not changed, not even its mode, which may be intended.
     ///
     /// # Errors
-    /// `InUse` if another process holds it, `Removed` if a tombstone stands in it, `Files` and
-    /// `Etcds` if it is nothing that this program could use.
+    /// Fails with `InUse` if another process has locked it, `Removed` if it contains a tombstone,
+    /// and `Files` or `Etcds` if this program can't use it.
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
         let dir = Self::lock(path)?;
         if let Some(error) = dir.etcds_store()? {
@@ -186,7 +190,8 @@ impl DataDir {
         Ok(dir)
     }
 
-    /// Refuses what another user may have prepared here, and warns where others may still write.
+    /// Fails if another user may have prepared the contents, and logs a warning if other users can
+    /// still write.
     fn check(&self, exposure: Option<&muster_files::Exposure>) -> Result<(), DataDirError> {
         let is_data = |name: &OsStr| {
             name == MEMBER || name.as_encoded_bytes().starts_with(OUR_PREFIX.as_bytes())
@@ -206,10 +211,10 @@ impl DataDir {
         Ok(())
     }
 
-    /// The same of a directory that an etcd made, and that is there.
+    /// Opens and locks an existing data directory of an etcd.
     ///
     /// # Errors
-    /// As `open`; `NotEtcds` where no etcd's data lies.
+    /// Fails like `open`, and with `NotEtcds` if there is no etcd's data.
     pub(crate) fn open_etcds(path: &Path) -> Result<Self, DataDirError> {
         if !path.join(ETCDS_STORE).exists() {
             return Err(DataDirError::NotEtcds(path.to_owned()));
@@ -238,15 +243,16 @@ impl DataDir {
         Ok(dir)
     }
 
-    /// `path`, for a look: nothing in it is changed, and no member can start there meanwhile. Says
-    /// whether one runs there already, and so changes it.
+    /// Opens `path` for inspection. Nothing in it is changed, and no member can start there
+    /// meanwhile. The second value says whether a member is running there already, and may change
+    /// the files.
     ///
     /// # Errors
-    /// If it can't be looked at.
+    /// Fails if the directory can't be opened, read or locked.
     pub fn look(path: &Path) -> Result<(Self, bool), DataDirError> {
         let io = |action| muster_files::Error::io(action, path);
         let handle = muster_files::open_folder(path).map_err(io("open"))?;
-        // Also: that its names may be read.
+        // This checks that the directory's entries may be listed.
         std::fs::read_dir(path).map_err(io("read"))?;
         let in_use = match flock(&handle, FlockOperation::NonBlockingLockShared) {
             Ok(()) => false,
@@ -256,28 +262,29 @@ impl DataDir {
         Ok((Self { path: path.to_owned(), handle, only_looks: true }, in_use))
     }
 
-    /// Where it is, without links once it is locked.
+    /// Returns the path of the directory. Once it is locked, the path contains no symbolic links.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where a file called `name` is, or would be.
+    /// Returns the path of the file `name` in the directory, whether it exists or not.
     #[must_use]
     pub fn join(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Whether an etcd's data lies here, and none of this program's.
+    /// Whether the directory contains an etcd's data and none of muster-node's.
     #[must_use]
     pub fn is_etcds(&self) -> bool {
         matches!(self.etcds_store(), Ok(Some(DataDirError::Etcds(_))))
     }
 
-    /// What is to be said of an etcd's store that lies here, if one does.
+    /// Returns the error to be reported for an etcd's store in this directory, or `None` if there
+    /// is none.
     ///
     /// # Errors
-    /// If the disk refuses.
+    /// Fails if the disk can't be read.
     pub fn etcds_store(&self) -> Result<Option<DataDirError>, DataDirError> {
         let path = || self.path.clone();
         Ok(match (self.has(ETCDS_STORE)?, self.has(LOG_MARK)?) {
@@ -287,13 +294,13 @@ impl DataDir {
         })
     }
 
-    /// Whether the member has a log of its own here, and so must not bootstrap.
+    /// Whether the member has a log here, and so must not bootstrap.
     ///
     /// # Errors
-    /// `LogGone` if it had one.
+    /// Fails with `LogGone` if the member had a log and it is missing.
     pub fn has_log(&self) -> Result<bool, DataDirError> {
         let (has_log, had_log) = (self.has(LOG)?, self.has(LOG_MARK)?);
-        // A tombstone keeps it from being opened.
+        // A directory with a tombstone can't be opened, so there is none here.
         let past = Past { has_tombstone: false, has_log, had_log };
         match past.start(Guards::ALL) {
             Ok(start) => Ok(start == Start::Again),
@@ -301,25 +308,26 @@ impl DataDir {
         }
     }
 
-    /// Remembers durably that there is a log. To be called once there is one, before it promises
-    /// anything; until then a first start that was cut short may simply begin again.
+    /// Records durably that there is a log. The caller must do this after it creates the log, and
+    /// before it sends any promise to peers. Until then, an interrupted first start may simply be
+    /// repeated.
     ///
     /// # Errors
-    /// If the disk refuses.
+    /// Fails if the file can't be written.
     pub fn mark_log(&self) -> Result<(), DataDirError> {
         if self.has(LOG_MARK)? { Ok(()) } else { self.replace(LOG_MARK, b"begun\n") }
     }
 
-    /// Whether there is something called `name`. That the disk can't say is not a no.
+    /// Whether the file `name` exists. An error of the disk does not count as "no".
     fn has(&self, name: &str) -> Result<bool, DataDirError> {
         let path = self.join(name);
         Ok(path.try_exists().map_err(muster_files::Error::io("look for", &path))?)
     }
 
-    /// The incarnation that this directory belongs to, if one has been marked.
+    /// Returns the incarnation in the directory's marker, or `None` if there is no marker.
     ///
     /// # Errors
-    /// If the marker can't be read or isn't one.
+    /// Fails if the marker can't be read or parsed.
     pub fn marker(&self) -> Result<Option<Incarnation>, DataDirError> {
         let path = self.join(MARKER);
         let Some(bytes) = self.read_small(&path)? else {
@@ -332,12 +340,12 @@ impl DataDir {
             .ok_or(DataDirError::Damaged { path, problem: "it is not 32 lower-case hex digits" })
     }
 
-    /// The incarnation of this directory: the marked one, which must be `expected` if that is
-    /// given, or have been that one before it was made a cluster of its own; else `expected`, or a
-    /// new one, is marked durably.
+    /// Returns the incarnation of this directory. If there is a marker, it must be `expected`, if
+    /// that is given. A marker that descends from `expected` by a forced new cluster is accepted
+    /// too. Without a marker, `expected` or a new incarnation is marked durably.
     ///
     /// # Errors
-    /// `OtherIncarnation` if marker and `expected` differ.
+    /// Fails with `OtherIncarnation` if marker and `expected` differ.
     pub fn claim(&self, expected: Option<Incarnation>) -> Result<Incarnation, DataDirError> {
         let descends = |expected| {
             Ok::<_, DataDirError>(self.forced()?.is_some_and(|made| made.descends_from(expected)))
@@ -355,66 +363,66 @@ impl DataDir {
         }
     }
 
-    /// From now on the directory belongs to another incarnation, durably.
+    /// Replaces the marker durably by another incarnation.
     ///
     /// # Errors
-    /// If the disk refuses.
+    /// Fails if the marker can't be written.
     pub(crate) fn reborn(&self, as_incarnation: Incarnation) -> Result<(), DataDirError> {
         self.replace(MARKER, format!("{as_incarnation}\n").as_bytes())
     }
 
-    /// The cluster of one that was made of what lies here, if one was.
+    /// Returns the record of the cluster of one that was made from this data, if there is one.
     ///
     /// # Errors
-    /// If the record can't be read or isn't one.
+    /// Fails if the record can't be read or parsed.
     pub fn forced(&self) -> Result<Option<Forced>, DataDirError> {
         self.read_forced(FORCED)
     }
 
-    /// The one that is planned, or half made.
+    /// Returns the plan of a cluster of one that is not completely made yet, if there is one.
     ///
     /// # Errors
-    /// If the plan can't be read or isn't one.
+    /// Fails if the plan can't be read or parsed.
     pub fn forcing(&self) -> Result<Option<Forced>, DataDirError> {
         self.read_forced(FORCING)
     }
 
-    /// Writes the plan, durably.
+    /// Writes the plan of a new cluster of one, durably.
     ///
     /// # Errors
-    /// If the disk refuses.
+    /// Fails if the plan can't be written.
     pub(crate) fn plan(&self, plan: &Forced) -> Result<(), DataDirError> {
         self.replace(FORCING, &json(plan))
     }
 
-    /// Writes the record, durably.
+    /// Writes the record of the new cluster of one, durably.
     ///
     /// # Errors
-    /// If the disk refuses.
+    /// Fails if the record can't be written.
     pub(crate) fn record(&self, made: &Forced) -> Result<(), DataDirError> {
         self.replace(FORCED, &json(made))
     }
 
-    /// Takes the plan away, durably: it was carried out, or nothing of it was.
+    /// Deletes the plan durably, after it was carried out or abandoned.
     ///
     /// # Errors
-    /// If the disk refuses.
+    /// Fails if the file can't be deleted.
     pub(crate) fn forget_plan(&self) -> Result<(), DataDirError> {
         let path = self.join(FORCING);
         data::remove(&path)?;
         Ok(data::sync(&self.path)?)
     }
 
-    /// The content of a small file, or `None` if there is none.
+    /// Returns the contents of a small file, or `None` if it does not exist.
     fn read_small(&self, path: &Path) -> Result<Option<Vec<u8>>, DataDirError> {
         let read = if self.only_looks { muster_files::read } else { data::read_own };
         Ok(read(path, MAX_SMALL_BYTES)?)
     }
 
-    /// Remembers durably that `--force-new-cluster` was given when there was nothing here.
+    /// Records durably that `--force-new-cluster` was given when the directory had no data.
     ///
     /// # Errors
-    /// If the disk refuses.
+    /// Fails if the file can't be written.
     pub(crate) fn note_force_without_data(&self) -> Result<(), DataDirError> {
         if self.has_force_without_data()? {
             return Ok(());
@@ -425,16 +433,16 @@ impl DataDir {
     /// Whether every start since the first one had `--force-new-cluster`.
     ///
     /// # Errors
-    /// If the disk can't say.
+    /// Fails if the disk can't be read.
     pub(crate) fn has_force_without_data(&self) -> Result<bool, DataDirError> {
         self.has(FORCE_WITHOUT_DATA)
     }
 
-    /// Forgets what [`Self::note_force_without_data`] noted, durably: the member has started without the
-    /// flag.
+    /// Deletes the file that [`Self::note_force_without_data`] wrote, durably, because the member
+    /// has started without the flag.
     ///
     /// # Errors
-    /// If the disk refuses.
+    /// Fails if the file can't be deleted.
     pub(crate) fn forget_force_without_data(&self) -> Result<(), DataDirError> {
         if !self.has_force_without_data()? {
             return Ok(());
@@ -457,11 +465,13 @@ impl DataDir {
         }
     }
 
-    /// Counts this start, durably, and returns its number; the first is 1. Peers refuse a number
-    /// below the highest that they have seen, so that an old image of this directory can't act.
+    /// Increments the boot counter durably, and returns it; the first start is 1. Peers refuse a
+    /// number below the highest that they have seen. So an old image of this directory can't act as
+    /// the member.
     ///
     /// # Errors
-    /// `Damaged` if the counter is gone from beside a log: it is written before the log ever is.
+    /// Fails with `Damaged` if there is a log but no counter, since the counter is always written
+    /// first.
     pub fn count_boot(&self) -> Result<u64, DataDirError> {
         let path = self.join(BOOT_COUNTER);
         let damaged = |problem| DataDirError::Damaged { path: path.clone(), problem };
@@ -474,26 +484,26 @@ impl DataDir {
         Ok(boot)
     }
 
-    /// Writes the tombstone, durably: from now on `open` refuses.
+    /// Writes the tombstone durably. After that, `open` fails.
     ///
     /// # Errors
-    /// If the disk does.
+    /// Fails if the file can't be written.
     pub fn bury(&self, tombstone: &Tombstone) -> Result<(), DataDirError> {
         self.replace(TOMBSTONE, &json(tombstone))
     }
 
-    /// Replaces the small file `name` whole and durably.
+    /// Replaces the small file `name` as a whole, durably.
     ///
     /// # Errors
-    /// If the disk does; the file then holds either its old or its new content.
+    /// Fails if the file can't be written; it then has either its old or its new contents.
     pub fn replace(&self, name: &str, content: &[u8]) -> Result<(), DataDirError> {
         Ok(data::replace(&self.join(name), content)?)
     }
 
-    /// How often the member was started.
+    /// Returns the number of times that the member was started, or `None` if it never was.
     ///
     /// # Errors
-    /// `Damaged` if the counter is not one.
+    /// Fails with `Damaged` if the counter can't be parsed.
     pub fn boots(&self) -> Result<Option<u64>, DataDirError> {
         let path = self.join(BOOT_COUNTER);
         let Some(bytes) = self.read_small(&path)? else { return Ok(None) };
@@ -501,16 +511,16 @@ impl DataDir {
         count.map(Some).ok_or(DataDirError::Damaged { path, problem: "it is not a number" })
     }
 
-    /// The tombstone, if one stands here.
+    /// Returns the tombstone, if there is one.
     ///
     /// # Errors
-    /// `Damaged` if it can't be read: somebody was buried here all the same.
+    /// Fails with `Damaged` if it can't be parsed; the member counts as removed all the same.
     pub fn tombstone(&self) -> Result<Option<Tombstone>, DataDirError> {
         let path = self.join(TOMBSTONE);
         let Some(bytes) = self.read_small(&path)? else {
             return Ok(None);
         };
-        // One that can't be read still says that somebody was buried here.
+        // An unreadable tombstone still means that the member was removed.
         serde_json::from_slice(&bytes).map(Some).map_err(|_| DataDirError::Damaged {
             path,
             problem: "it is a tombstone, but not one that can be read",
@@ -524,7 +534,7 @@ fn json(value: &impl Serialize) -> Vec<u8> {
     json
 }
 
-/// Far more than any of these files holds.
+/// Maximum size of a small file in bytes, far more than any of them needs.
 const MAX_SMALL_BYTES: u64 = 64 * 1024;
 
 #[cfg(test)]

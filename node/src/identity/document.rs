@@ -1,7 +1,8 @@
-//! The member document: which incarnation and which key each member of the first configuration has.
+//! The member document, which binds each member of the first configuration to an incarnation and a
+//! key.
 //!
-//! `muster-agent` writes it from the commit document that it verified. Nothing in it is secret; it is
-//! trusted as the command line is trusted.
+//! `muster-agent` writes it from the commit document that it has verified. It contains nothing
+//! secret, and is trusted like the command line.
 
 use std::path::{Path, PathBuf};
 
@@ -9,59 +10,58 @@ use serde::Deserialize;
 
 use super::{Incarnation, NodeKey};
 
-/// Larger than any document of nine members, small enough to read whole.
+/// Maximum size of a document in bytes: more than one of nine members needs, and small enough to be
+/// read into memory.
 const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
 const VERSION: u64 = 1;
 
-/// What `--muster-document` names.
+/// Contents of the file that `--muster-document` names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberDocument {
-    /// Hash of the committed proposal, lower-case hex; equals `--initial-cluster-token`.
+    /// Hash of the committed proposal, in lower-case hex; equals `--initial-cluster-token`.
     pub document: String,
-    /// The cluster's name, for people.
+    /// Name of the cluster, for operators.
     pub cluster_name: String,
-    /// This member's seat.
+    /// Seat number of this member, from 1.
     pub seat: u32,
-    /// Every member, in seat order.
+    /// All members of the first configuration, in seat order.
     pub members: Vec<DocumentMember>,
 }
 
-/// One member's bindings.
+/// One member of the first configuration, and what it is bound to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DocumentMember {
-    /// Its seat, from 1.
+    /// Seat number of the member, from 1.
     pub seat: u32,
-    /// Its name.
     pub name: String,
-    /// Where its peers reach it.
+    /// URLs under which peers reach the member.
     pub peer_urls: Vec<String>,
-    /// Where clients reach it.
+    /// URLs under which clients reach the member.
     pub client_urls: Vec<String>,
-    /// The incarnation that may act as this member.
+    /// The only incarnation that may act as this member.
     pub incarnation: Incarnation,
-    /// The key that it proves itself by.
+    /// The key with which the member authenticates.
     pub node_key: NodeKey,
 }
 
 /// Why a member document can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// It could not be read.
+    /// The file can't be read.
     #[error("cannot read the member document {}", path.display())]
     Read {
-        /// Where it was to be.
+        /// Path of the document.
         path: PathBuf,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
-    /// It is not the JSON that it should be.
+    /// The file is not valid JSON, or not that of a member document.
     #[error("the member document is not valid JSON of version {VERSION}")]
     Syntax(#[source] serde_json::Error),
-    /// A later program wrote it.
+    /// The document has another version, for example because a later program wrote it.
     #[error("the member document has version {0}, this program reads version {VERSION}")]
     Version(u64),
-    /// A field holds what it must not.
+    /// A field has an invalid value.
     #[error("the member document is wrong: {0}")]
     Invalid(String),
 }
@@ -93,20 +93,20 @@ struct RawMember {
 }
 
 impl MemberDocument {
-    /// Reads and checks the file at `path`.
+    /// Reads and checks the document at `path`.
     ///
     /// # Errors
-    /// If it can't be read or says something impossible.
+    /// Fails if the file can't be read or its contents are invalid.
     pub fn read(path: &Path) -> Result<Self, DocumentError> {
         let bytes = muster_files::read_named(path, MAX_DOCUMENT_BYTES)
             .map_err(|source| DocumentError::Read { path: path.to_owned(), source })?;
         Self::parse(&bytes)
     }
 
-    /// Checks `bytes`.
+    /// Parses and checks a document.
     ///
     /// # Errors
-    /// As `read`.
+    /// Fails if the contents are invalid.
     pub fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
         #[derive(Deserialize)]
         struct Version {
@@ -134,7 +134,7 @@ impl MemberDocument {
         Ok(document)
     }
 
-    /// The record of the member called `name`.
+    /// Returns the member called `name`, if the document has one.
     #[must_use]
     pub fn member(&self, name: &str) -> Option<&DocumentMember> {
         self.members.iter().find(|member| member.name == name)

@@ -1,73 +1,74 @@
-//! What a directory remembers of having been made a cluster of its own, by force.
+//! The plan and record of a cluster of one that was made by force from a data directory.
 
 use serde::{Deserialize, Serialize};
 
 use super::{ClusterId, Incarnation, MemberId};
 
-/// Who a data directory acts as.
+/// The identity under which a data directory acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bearer {
-    /// The cluster.
+    /// Id of the cluster.
     #[serde(with = "as_hex")]
     pub cluster_id: ClusterId,
-    /// The member of it.
+    /// Id of the member.
     #[serde(with = "as_hex")]
     pub member_id: MemberId,
-    /// Its incarnation.
+    /// Incarnation of the data directory.
     #[serde(with = "as_hex")]
     pub incarnation: Incarnation,
 }
 
-/// A member of the old cluster that is none of the new one.
+/// A member of the old cluster that is not in the new one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dropped {
-    /// Its id.
+    /// Id of the member.
     #[serde(with = "as_hex")]
     pub member_id: MemberId,
-    /// Its name.
     pub name: String,
-    /// Where its peers reached it.
+    /// URLs under which peers reached the member.
     pub peer_urls: Vec<String>,
-    /// It had no vote.
+    /// Whether the member was a learner, which had no vote.
     pub is_learner: bool,
 }
 
-/// A cluster of one, made of a member's data: the plan before it is carried out, and the record of
-/// it ever after.
+/// A cluster of one that was made from a member's data. This is its plan before it is made, and its
+/// record afterwards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forced {
     version: u64,
-    /// When, RFC 3339.
+    /// Time at which the cluster was planned, in RFC 3339 format.
     pub at: String,
-    /// Who the directory was.
+    /// Identity of the directory in the old cluster.
     pub was: Bearer,
-    /// Who it is.
+    /// Identity of the directory in the new cluster.
     pub is: Bearer,
-    /// Incarnations that the directory had before `was`.
+    /// Incarnations that the directory had before that of `was`.
     #[serde(with = "as_hex_list")]
     pub earlier: Vec<Incarnation>,
-    /// The entry up to which the old member knew its log to be committed.
+    /// Index of the last entry that the old member knew to be committed.
     pub committed: u64,
-    /// The last entry of the old log: all of it was kept.
+    /// Index of the last entry of the old log, all of which was kept.
     pub last_index: u64,
-    /// Its term.
+    /// Term of the last entry of the old log.
     pub last_term: u64,
-    /// Where the new log begins.
+    /// Index of the position after which the new log begins.
     pub base_index: u64,
-    /// In this term.
+    /// Term of the position after which the new log begins.
     pub base_term: u64,
     /// The old cluster's other members.
     pub dropped: Vec<Dropped>,
-    /// The member has been started without the flag since: the next one that has it counts again.
+    /// Whether the member has been started without the flag since. Then the flag takes effect
+    /// again.
     #[serde(default)]
     pub rearmed: bool,
 }
 
 impl Forced {
-    /// The format of the file.
+    /// Version of the file format that this build writes.
     const VERSION: u64 = 1;
 
-    /// A plan that is `at` this version of the file.
+    /// Creates a plan made at the time `at`. `before` is the record of an earlier forced cluster,
+    /// whose incarnations are kept.
     #[must_use]
     pub fn new(at: String, was: Bearer, is: Bearer, before: Option<&Self>) -> Self {
         let mut earlier = before.map(|forced| forced.earlier.clone()).unwrap_or_default();
@@ -88,32 +89,32 @@ impl Forced {
         }
     }
 
-    /// The same, with the flag counting again.
+    /// Returns the record with `rearmed` set, so that the flag takes effect again.
     #[must_use]
     pub fn rearm(self) -> Self {
         Self { rearmed: true, ..self }
     }
 
-    /// Whether a build that knows this version wrote it.
+    /// Whether the record has the version that this build knows.
     #[must_use]
     pub(super) fn is_known(&self) -> bool {
         self.version == Self::VERSION
     }
 
-    /// Whether the directory once was this incarnation.
+    /// Whether the directory had this incarnation before.
     #[must_use]
     pub fn descends_from(&self, incarnation: Incarnation) -> bool {
         self.was.incarnation == incarnation || self.earlier.contains(&incarnation)
     }
 
-    /// Entries that it kept though nothing in its directory said that they were committed.
+    /// Returns the number of entries that were kept but not known to be committed.
     #[must_use]
     pub fn kept_unknown(&self) -> u64 {
         self.last_index.saturating_sub(self.committed)
     }
 }
 
-/// Ids as they stand in logs and commands.
+/// Serialises ids as hex digits, as logs and commands show them.
 mod as_hex {
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 

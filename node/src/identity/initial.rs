@@ -1,36 +1,36 @@
-//! The first configuration, as `--initial-cluster` names it and the member document binds it.
+//! The first configuration of a cluster, from `--initial-cluster` and the member document.
 
 use super::{ClusterId, Incarnation, MemberDocument, MemberId, NodeKey};
 use crate::membership::Member;
 
-/// One member of the first configuration.
+/// A member of the first configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InitialMember {
-    /// Its id, by the bootstrap formula.
+    /// Member id, computed by the bootstrap formula.
     pub id: MemberId,
-    /// Its name.
     pub name: String,
-    /// Where its peers reach it, sorted.
+    /// URLs under which peers reach the member, sorted.
     pub peer_urls: Vec<String>,
-    /// Where clients reach it; empty until it publishes them, unless the document says.
+    /// URLs under which clients reach the member; empty until it publishes them, unless the
+    /// document has them.
     pub client_urls: Vec<String>,
-    /// Its incarnation, if the member document binds one.
+    /// Incarnation to which the member document binds the member, if any.
     pub incarnation: Option<Incarnation>,
-    /// Its key, if the member document binds one.
+    /// Key to which the member document binds the member, if any.
     pub node_key: Option<NodeKey>,
 }
 
 /// The first configuration of a cluster, in seat order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InitialCluster {
-    /// The cluster's id, by the bootstrap formula.
+    /// Cluster id, computed by the bootstrap formula.
     pub id: ClusterId,
-    /// Its members, in the order of `--initial-cluster`: the first is seat 1.
+    /// Members in the order of `--initial-cluster`: the first has seat 1.
     pub members: Vec<InitialMember>,
 }
 
 impl InitialMember {
-    /// What the cluster knows of it at its beginning.
+    /// Returns the member's row in the table of a new cluster.
     #[must_use]
     pub(crate) fn member(&self) -> Member {
         Member {
@@ -49,8 +49,9 @@ impl InitialMember {
 }
 
 impl InitialCluster {
-    /// Computes ids over `members` (name and peer URLs, in seat order) and `token`; takes what the
-    /// document binds, matching by name. The two have been checked to agree.
+    /// Computes the ids from `members` (name and peer URLs, in seat order) and `token`. Bindings
+    /// are taken from the document by name. The caller must have checked that `members` and the
+    /// document agree.
     #[must_use]
     pub fn new(
         members: &[(String, Vec<String>)],
@@ -77,13 +78,13 @@ impl InitialCluster {
         Self { id: ClusterId::of(&ids), members }
     }
 
-    /// The member called `name`.
+    /// Returns the member called `name`, if there is one.
     #[must_use]
     pub fn member(&self, name: &str) -> Option<&InitialMember> {
         self.members.iter().find(|member| member.name == name)
     }
 
-    /// Two members with one id, if there are any: they were given the same URLs.
+    /// Returns two members with the same id, if there are any. They have the same URLs.
     #[must_use]
     pub fn identical_ids(&self) -> Option<(&InitialMember, &InitialMember)> {
         self.members.iter().enumerate().find_map(|(n, member)| {

@@ -1,9 +1,11 @@
-//! Who this member is: ids, incarnation, node key, and the directory that proves it.
+//! The identity of a member: its ids, incarnation and node key, and the data directory that belongs
+//! to them.
 //!
-//! A member is three things that must agree. Its *member id* is what Raft and clients call it; its
-//! *incarnation* is a random number that lives exactly as long as its data directory; its *node key*
-//! is the key of its TLS certificate. A wiped disk or a cloned machine keeps names and addresses,
-//! but not all three, and so is never mistaken for the old voter.
+//! Three things of a member must agree. Its *member id* is how Raft and clients refer to it. Its
+//! *incarnation* is a random number that exists exactly as long as its data directory. Its *node
+//! key* is the key of its TLS certificate. After a disk was wiped or a machine cloned, names and
+//! addresses are the same, but these three are not. So such a machine is never mistaken for the old
+//! voter.
 
 mod data_dir;
 mod document;
@@ -27,11 +29,11 @@ pub use self::{
     past::{NoStart, Past, Start},
 };
 
-/// A member's id: what Raft, clients and operators call it.
+/// A member's id, by which Raft, clients and operators refer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 
-/// A cluster's id: fixed when it is formed, different for every cluster ever formed.
+/// A cluster's id, which is fixed when the cluster is formed and different for every cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterId(pub u64);
 
@@ -48,8 +50,9 @@ impl fmt::Display for ClusterId {
 }
 
 impl MemberId {
-    /// The id of a member of the first configuration: the first eight bytes of SHA-1 over its peer
-    /// URLs, sorted, and the cluster token (etcd `membership.NewMember`).
+    /// Computes the id of a member of the first configuration. It is the first eight bytes of a
+    /// SHA-1 hash over the member's sorted peer URLs and the cluster token (etcd
+    /// `membership.NewMember`).
     #[must_use]
     pub fn at_bootstrap(peer_urls: &[String], cluster_token: &str) -> Self {
         let mut urls: Vec<&str> = peer_urls.iter().map(String::as_str).collect();
@@ -61,9 +64,9 @@ impl MemberId {
 }
 
 impl MemberId {
-    /// The id of a member that is added now: as at a bootstrap, with the time in the token's place.
-    /// etcd takes seconds; here it is nanoseconds, so that two members that one URL had within a
-    /// second are told apart.
+    /// Computes the id of a member that is added now, with the time in place of the cluster token.
+    /// etcd uses seconds. Here it is nanoseconds, so that two members added with one URL within a
+    /// second have different ids.
     #[must_use]
     pub(crate) fn added_at(peer_urls: &[String], since_epoch: std::time::Duration) -> Self {
         Self::at_bootstrap(peer_urls, &since_epoch.as_nanos().to_string())
@@ -71,8 +74,8 @@ impl MemberId {
 }
 
 impl ClusterId {
-    /// The id of a cluster that begins with `members`: the first eight bytes of SHA-1 over their
-    /// ids, ascending, big endian (etcd `RaftCluster.genID`).
+    /// Computes the id of a cluster that begins with `members`. It is the first eight bytes of a
+    /// SHA-1 hash over their ids, in ascending order and big-endian (etcd `RaftCluster.genID`).
     #[must_use]
     pub fn of(members: &[MemberId]) -> Self {
         let mut ids: Vec<u64> = members.iter().map(|id| id.0).collect();
@@ -82,7 +85,8 @@ impl ClusterId {
     }
 }
 
-/// SHA-1 is what the id formula is made of; nothing here relies on it being hard to collide.
+/// Returns the first eight bytes of a SHA-1 hash, which etcd's id formula uses. Nothing here relies
+/// on collision resistance.
 fn first_eight_of_sha1<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
     let mut context = digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY);
     for part in parts {
@@ -94,15 +98,16 @@ fn first_eight_of_sha1<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
     u64::from_be_bytes(first)
 }
 
-/// The random number that a data directory is born with.
+/// Random number that is drawn when a data directory is created, and identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Incarnation(pub [u8; 16]);
 
 impl Incarnation {
-    /// A new one, from the system's random source.
+    /// Draws a new incarnation from the system's random source.
     ///
     /// # Panics
-    /// If the operating system has no randomness, in which case no key could be trusted either.
+    /// Panics if the operating system has no randomness, in which case no key could be trusted
+    /// either.
     #[must_use]
     pub fn random() -> Self {
         let mut bytes = [0; 16];
@@ -125,7 +130,8 @@ impl FromStr for Incarnation {
     }
 }
 
-/// Names one change of members, by whoever asks for it: it is carried out at most once.
+/// Id of a change of members, chosen by the client. A change with the same id is carried out at
+/// most once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OperationId(pub [u8; 16]);
 
@@ -143,12 +149,12 @@ impl FromStr for OperationId {
     }
 }
 
-/// SHA-256 of the SPKI DER of a member's key: what its record binds it to.
+/// SHA-256 hash of a member's public key (SPKI, DER). The member table can bind a member to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeKey(pub [u8; 32]);
 
 impl NodeKey {
-    /// The hash of a public key's SubjectPublicKeyInfo, DER.
+    /// Computes the hash of a public key's SubjectPublicKeyInfo in DER encoding.
     #[must_use]
     pub fn of_spki(spki: &[u8]) -> Self {
         let digest = digest::digest(&digest::SHA256, spki);
@@ -172,11 +178,11 @@ impl FromStr for NodeKey {
     }
 }
 
-/// Text that should have been a fixed number of lower-case hex digits.
+/// Error for text that is not the expected number of lower-case hex digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected} lower-case hex digits")]
 pub struct NotHex {
-    /// How many.
+    /// Number of digits that were expected.
     pub expected: usize,
 }
 

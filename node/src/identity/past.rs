@@ -1,41 +1,44 @@
-//! What a data directory says of its member's past, and whether the member may start.
+//! The history of a member, according to its data directory, and whether the member may start.
 
 use node_consensus::Guards;
 
-/// What stands in a data directory.
+/// Traces of a member's history in its data directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Past {
-    /// Its member was removed.
+    /// Whether there is a tombstone, because the member was removed.
     pub has_tombstone: bool,
-    /// There is a log.
+    /// Whether there is a log.
     pub has_log: bool,
-    /// A log was begun, as its mark says.
+    /// Whether a log was begun, according to the log mark.
     pub had_log: bool,
 }
 
-/// How a member starts.
+/// Kind of start that a member makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// It begins: with the others of a new cluster, or with the state of one that runs.
+    /// The member has no log yet. It begins as a first member of a new cluster, or with the state
+    /// of a running one.
     First,
-    /// It goes on from its log.
+    /// The member continues from its log.
     Again,
 }
 
-/// Why it doesn't, ever.
+/// Why a member may never start again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoStart {
-    /// It was removed.
+    /// The member was removed from its cluster.
     Removed,
-    /// It had a log, and with it what it promised.
+    /// The member had a log that is gone, and with it the promises made to peers.
     LogGone,
 }
 
 impl Past {
-    /// How a member of this past starts. `guards` are [`Guards::ALL`] but in tests.
+    /// Returns the kind of start for a member with this history. `guards` are [`Guards::ALL`]
+    /// except in tests.
     ///
     /// # Errors
-    /// If it may not: no way leads from a tombstone, or from a log that is gone, to a beginning.
+    /// Fails if the member may not start. A tombstone or a missing log always prevents a first
+    /// start.
     pub fn start(self, guards: Guards) -> Result<Start, NoStart> {
         if self.has_tombstone {
             return if guards.tombstones_hold() { Err(NoStart::Removed) } else { Ok(Start::First) };

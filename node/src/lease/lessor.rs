@@ -1,4 +1,4 @@
-//! The leader's clock: when each lease is over.
+//! The leader's lease clock, which knows when each lease expires.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::RwLock;
@@ -8,50 +8,51 @@ use node_proto::command::{LeaseCheckpoint, LeaseExpire, LeaseLeft};
 
 use super::table::{Lease, LeaseTable, News};
 
-/// Leases that one look ends at most; the next look goes on.
+/// Maximum number of leases that one call of `expire` ends; the next call continues.
 const EXPIRED_PER_LOOK: usize = 500;
-/// Leases whose time left one look notes at most, in one entry.
+/// Maximum number of leases whose remaining time one call of `note` notes, in one entry.
 const NOTED_PER_LOOK: usize = 1_000;
-/// What a lease has left is noted when half of it has passed, and after so long at the latest (etcd's
-/// interval).
+/// Maximum time after which the remaining time of a lease is noted (etcd's interval). It is noted
+/// earlier if half of it has passed.
 const NOTE_AFTER: Duration = Duration::from_secs(300);
-/// Who has less than this left is not noted again: an election takes about as long.
+/// Remaining time below which a lease is not noted again, because an election takes about as long.
 const NOTED_FROM: Duration = Duration::from_secs(1);
-/// A lease that was to be ended and is still there is tried again.
+/// Time after which the expiry of a lease is proposed again if the lease still exists.
 const EXPIRE_AGAIN: Duration = Duration::from_secs(1);
 
-/// A member's place, as far as leases are concerned.
+/// A member's Raft role, and its progress as far as leases need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seat {
-    /// It leads.
+    /// Whether this member is the leader.
     pub leads: bool,
-    /// In this term.
+    /// Current term of the member.
     pub term: u64,
-    /// The term of the last entry that it has applied.
+    /// Term of the last entry that the member has applied.
     pub applied_term: u64,
 }
 
 impl Seat {
-    /// The term in which it may count time: the one that it leads in, once it has applied whatever was
-    /// proposed before.
+    /// Returns the term in which the member may count lease times. It must be the leader, and must
+    /// have applied all entries that were proposed in earlier terms.
     fn counts_in(self) -> Option<u64> {
         (self.leads && self.applied_term == self.term).then_some(self.term)
     }
 }
 
-/// What became of a wish to keep a lease alive.
+/// Result of a request to keep a lease alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// It has all of its TTL again. `note`: the log says less, and has to hear of it first.
+    /// The lease has its full TTL again.
     Renewed {
-        /// Which one.
         lease: Lease,
-        /// Whether an entry has to say so before anybody is told.
+        /// Whether an entry must note the full TTL before the client is told, because the log says
+        /// that less is left.
         note: bool,
     },
-    /// It is over, or about to be noted: what becomes of that has to be waited for.
+    /// The lease has expired, or its remaining time is being noted. The caller has to wait for the
+    /// result of that entry.
     Busy,
-    /// There is none.
+    /// There is no such lease.
     Unknown,
 }
 
@@ -59,25 +60,28 @@ pub enum Renewal {
 struct Timer {
     lease: Lease,
     deadline: Duration,
-    /// When what it has left is noted next.
+    /// Time at which the remaining time is noted next; `None` for not at all.
     note_at: Option<Duration>,
-    /// It was over, and is looked at again at this time.
+    /// Time at which the expiry is proposed again; `None` if the lease has not expired.
     ended: Option<Duration>,
-    /// Since when an entry may say that less than all of it is left.
+    /// Time since which an entry may say that less than the full TTL is left; `None` if none says
+    /// so.
     noted: Option<Duration>,
 }
 
-/// See the module. All times are of one monotonic clock, from any beginning.
+/// The leader's lease clock, described in the module's documentation. All times are of one
+/// monotonic clock, from any origin.
 #[derive(Debug)]
 pub struct Lessor {
-    /// How long nobody may have counted before a new leader does.
+    /// Time that is added to each lease when a new leader begins to count. An older leader may have
+    /// counted until an election timeout ago.
     election_timeout: Duration,
-    /// The term that it counts in.
+    /// Term in which this member counts lease times; `None` if it does not.
     term: Option<u64>,
     timers: BTreeMap<i64, Timer>,
     deadlines: BTreeSet<(Duration, i64)>,
     notes: BTreeSet<(Duration, i64)>,
-    /// Those whose time left is in an entry on its way.
+    /// Ids of leases whose remaining time is in a proposed entry that is not applied yet.
     noting: BTreeSet<i64>,
 }
 
@@ -85,14 +89,14 @@ fn seconds(n: i64) -> Duration {
     Duration::from_secs(u64::try_from(n).unwrap_or(0))
 }
 
-/// Rounded up: a lease must not end early.
+/// Converts to whole seconds, rounded up, because a lease must not end early.
 fn whole_seconds(left: Duration) -> i64 {
     let up = u64::from(left.subsec_nanos() > 0);
     i64::try_from(left.as_secs() + up).unwrap_or(i64::MAX)
 }
 
 impl Lessor {
-    /// One that counts nothing yet.
+    /// Creates a clock that counts no lease yet.
     #[must_use]
     pub fn new(election_timeout: Duration) -> Self {
         Self {
@@ -105,13 +109,14 @@ impl Lessor {
         }
     }
 
-    /// The term that it counts in, if it does.
+    /// Returns the term in which the clock counts, or `None` if it does not.
     #[must_use]
     pub fn term(&self) -> Option<u64> {
         self.term
     }
 
-    /// Follows this member's seat and what has happened to the leases. Before each use.
+    /// Updates the clock to the member's role and to changes of the lease table. To be called
+    /// before each use.
     pub fn follow(&mut self, seat: Seat, table: &RwLock<LeaseTable>, now: Duration) {
         let counts_in = seat.counts_in();
         if counts_in != self.term {
@@ -140,8 +145,8 @@ impl Lessor {
         self.notes.clear();
     }
 
-    /// All that there are, each with what it may have left. `again`: in the same term, so that any of them
-    /// may have been noted.
+    /// Sets the timers of all leases, each with the time that it may have left. `again` means that
+    /// the clock had already counted in this term, so any lease may have been noted.
     fn begin(&mut self, table: &RwLock<LeaseTable>, now: Duration, again: bool) {
         let mut table = write(table);
         table.listen();
@@ -152,7 +157,7 @@ impl Lessor {
         }
     }
 
-    /// By as long as nobody may have counted.
+    /// Extends a lease by one election timeout, during which no leader may have counted.
     fn extend(&mut self, id: i64) {
         if let Some(timer) = self.timers.get_mut(&id) {
             self.deadlines.remove(&(timer.deadline, id));
@@ -187,8 +192,8 @@ impl Lessor {
         self.notes.extend(note_at.map(|at| (at, id)));
     }
 
-    /// Keeps a lease alive. Nobody may be told before a quorum has called this member its leader, in the
-    /// same term, after this.
+    /// Keeps a lease alive. The client may be told only after a later quorum round has confirmed
+    /// that this member is the leader in the same term.
     pub fn renew(&mut self, id: i64, now: Duration) -> Renewal {
         let Some(timer) = self.timers.get(&id) else { return Renewal::Unknown };
         if timer.ended.is_some() || timer.deadline <= now || self.noting.contains(&id) {
@@ -199,7 +204,7 @@ impl Lessor {
         Renewal::Renewed { lease, note: noted.is_some() }
     }
 
-    /// The log says since `at`, or later, that this lease has all of its TTL.
+    /// Records that, at the time `at` or later, the log says that this lease has its full TTL.
     pub fn renewal_noted(&mut self, id: i64, at: Duration) {
         if let Some(timer) = self.timers.get_mut(&id)
             && timer.noted.is_some_and(|noted| noted <= at)
@@ -208,14 +213,14 @@ impl Lessor {
         }
     }
 
-    /// What a lease has left; nothing, if it is over and still there.
+    /// Returns the remaining time of a lease; zero if it has expired but still exists.
     #[must_use]
     pub fn left(&self, id: i64, now: Duration) -> Option<Duration> {
         let timer = self.timers.get(&id)?;
         Some(timer.deadline.saturating_sub(now))
     }
 
-    /// The entries that end what is over, as many as one look may.
+    /// Returns the commands that end expired leases, up to the limit of one call.
     pub fn expire(&mut self, now: Duration) -> Vec<LeaseExpire> {
         let Some(term) = self.term else { return Vec::new() };
         let mut over = Vec::new();
@@ -234,8 +239,8 @@ impl Lessor {
         over
     }
 
-    /// The entry that notes what leases have left, if that is due for any. Until
-    /// [`notes_done`](Self::notes_done) they can't be kept alive.
+    /// Returns the command that notes the remaining time of leases, if that is due for any. These
+    /// leases can't be kept alive until [`notes_done`](Self::notes_done) is called.
     pub fn note(&mut self, now: Duration) -> Option<LeaseCheckpoint> {
         let term = self.term?;
         let mut leases = Vec::new();
@@ -262,7 +267,8 @@ impl Lessor {
         (!leases.is_empty()).then_some(LeaseCheckpoint { term, leases })
     }
 
-    /// Whatever became of that entry, the next one comes after it in the log.
+    /// Records that the entry of `noted` was applied or has failed, so any later entry comes after
+    /// it in the log.
     pub fn notes_done(&mut self, noted: &LeaseCheckpoint) {
         if self.term != Some(noted.term) {
             return;
@@ -273,14 +279,14 @@ impl Lessor {
     }
 }
 
-/// The entry that says that leases have all of their TTL again.
+/// Returns the command that notes that leases have their full TTL again.
 #[must_use]
 pub fn whole(term: u64, leases: impl IntoIterator<Item = Lease>) -> LeaseCheckpoint {
     let whole = |Lease { id, granted, .. }| LeaseLeft { id, left: 0, granted };
     LeaseCheckpoint { term, leases: leases.into_iter().map(whole).collect() }
 }
 
-/// When what is left is to be noted next.
+/// Returns the time after which `left` is to be noted next, or `None` if it is too short.
 fn note_after(left: Duration) -> Option<Duration> {
     (left > NOTED_FROM).then(|| (left / 2).min(NOTE_AFTER))
 }

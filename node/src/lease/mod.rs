@@ -1,18 +1,21 @@
-//! Leases: keys that go when nobody keeps them alive.
+//! Leases: keys that are deleted when no client keeps their lease alive.
 //!
-//! There are two halves. [`LeaseTable`] is replicated state: which leases there are, and which keys are
-//! attached to each; it changes by log entries alone and knows no time. [`Lessor`] is the leader's clock:
-//! when each lease is over, by monotonic time. What it finds goes through consensus as an entry that
-//! counts in the leader's own term only, so that replaying the log needs no clock, and a leader that has
-//! been deposed without knowing it ends nothing.
+//! There are two parts. [`LeaseTable`] is replicated state: the leases, and the keys attached to
+//! each. It changes by log entries alone and contains no times. [`Lessor`] is the leader's clock:
+//! it knows when each lease expires, by monotonic time.
 //!
-//! A lease is never ended early: a new leader begins to count once it has applied whatever its predecessors
-//! proposed, and gives each lease all that it may have left, and an election time-out more. Nor does each
-//! change of leader begin it anew: what it has left is noted in the log as it gets less (etcd's lease
-//! checkpoints; server/lease in etcd). Whoever is told that a lease was kept alive was told by a member that
-//! a quorum called its leader after it had begun to count anew.
+//! The lessor ends a lease by proposing an entry, which counts in the leader's own term only. So
+//! replaying the log needs no clock. A leader that was deposed without knowing it ends no lease.
 //!
-//! Both are pure; the store holds the table, and `rpc` drives the clock.
+//! A lease is never ended early. A new leader starts its clock once it has applied everything that
+//! its predecessors proposed. It gives each lease all the time that it may have left, plus one
+//! election timeout. Nor does each change of leader give a lease its full TTL again: the log notes
+//! the remaining time from time to time (etcd's lease checkpoints; server/lease in etcd).
+//!
+//! A client is told that a lease was kept alive only if a quorum has confirmed the leader. The
+//! confirmation must begin after the clock was set back.
+//!
+//! Both parts are free of I/O. The store contains the table, and `rpc` drives the clock.
 
 mod lessor;
 mod table;
@@ -20,7 +23,7 @@ mod table;
 pub use lessor::{Lessor, Renewal, Seat, whole};
 pub use table::{Lease, LeaseCounters, LeaseTable, TTL_BUCKETS};
 
-/// The longest TTL that can be granted, in seconds; etcd's.
+/// Maximum TTL in seconds that can be granted, which is etcd's.
 pub const MAX_TTL: i64 = 9_000_000_000;
 
 #[cfg(test)]

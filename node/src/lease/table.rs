@@ -1,35 +1,37 @@
-//! Which leases there are, and which keys are attached to each.
+//! The replicated table of leases and of the keys attached to each.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use node_proto::musterpb;
 
-/// What is told to the clock at most before it looks; after more it looks at all leases again.
+/// Maximum number of changes that are kept for the lease clock. If there are more, it reads all
+/// leases again.
 const MAX_NEWS: usize = 1 << 16;
-/// A lease that has more keys than one of so many places of the table is taken out in a pass over all of
-/// them, which costs less for each than a search.
+/// Threshold for removing a lease's keys from the map of attached keys. If the lease has more than
+/// one key per 8 places of the map, one pass over the whole map is cheaper than looking each key
+/// up.
 const WORTH_A_PASS: usize = 8;
 
-/// Upper bounds of the TTLs that are counted together: 1 s, 2 s, 4 s, up to three months.
+/// Number of TTL buckets, with upper bounds of 1 s, 2 s, 4 s, up to about three months.
 pub const TTL_BUCKETS: usize = 24;
 
-/// One lease, without its keys.
+/// A lease without its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Its name; never 0.
+    /// Lease id, which is never 0.
     pub id: i64,
-    /// Seconds that it lives after it was granted or kept alive.
+    /// Time to live in seconds, counted from the grant or the last renewal.
     pub ttl: i64,
-    /// Seconds that it had left when that was last noted; 0: all of them.
+    /// Remaining time in seconds when it was last noted; 0 for the full TTL.
     pub left: i64,
-    /// The log entry that granted it, which tells it from one of the same name before or after it; 0 if it
-    /// came with another cluster's data.
+    /// Index of the entry that granted the lease, which distinguishes it from other leases with the
+    /// same id. It is 0 if the lease came with another cluster's data.
     pub granted: u64,
 }
 
 impl Lease {
-    /// Seconds that it may have left, as far as the log says.
+    /// Returns the seconds that the lease may have left, according to the log.
     #[must_use]
     pub fn seconds(&self) -> i64 {
         if self.left > 0 { self.left } else { self.ttl }
@@ -48,23 +50,24 @@ impl From<musterpb::Lease> for Lease {
     }
 }
 
-/// What the clock has to hear.
+/// A change of the lease table that the lease clock has to follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
     Granted(Lease),
     Revoked(i64),
 }
 
-/// What has been granted and revoked by this process.
+/// Counters of leases granted and revoked by this process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeaseCounters {
-    /// Leases granted.
+    /// Number of leases granted.
     pub granted: u64,
-    /// Leases revoked, by clients and by the clock.
+    /// Number of leases revoked, by clients and by the lease clock.
     pub revoked: u64,
-    /// Of those granted, how many had a TTL of up to 1 s, 2 s, 4 s, ...; the last: a longer one.
+    /// Number of granted leases by TTL: up to 1 s, 2 s, 4 s, and so on. The last counts longer
+    /// ones.
     pub ttls: [u64; TTL_BUCKETS + 1],
-    /// The sum of their TTLs, in seconds.
+    /// Sum of the TTLs of granted leases, in seconds.
     pub ttl_sum: i64,
 }
 
@@ -82,71 +85,72 @@ impl Entry {
     }
 }
 
-/// See the module.
+/// The replicated leases and the keys attached to them, described in the module's documentation.
 #[derive(Debug, Default)]
 pub struct LeaseTable {
     leases: BTreeMap<i64, Entry>,
-    /// The lease of each key that has one.
+    /// Lease id of each key that is attached to a lease.
     attached: HashMap<Arc<[u8]>, i64>,
-    /// What the clock has yet to hear; `None` while it does not listen.
+    /// Changes that the lease clock has not read yet; `None` while it does not listen or has to
+    /// read everything again.
     news: Option<Vec<News>>,
     counters: LeaseCounters,
 }
 
 impl LeaseTable {
-    /// How many there are.
+    /// Returns the number of leases.
     #[must_use]
     pub fn len(&self) -> usize {
         self.leases.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no leases.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.leases.is_empty()
     }
 
-    /// Whether there is one of this name.
+    /// Whether a lease with this id exists.
     #[must_use]
     pub fn has(&self, id: i64) -> bool {
         self.leases.contains_key(&id)
     }
 
-    /// The one of this name.
+    /// Returns the lease with this id, if there is one.
     #[must_use]
     pub fn get(&self, id: i64) -> Option<Lease> {
         Some(self.leases.get(&id)?.lease(id))
     }
 
-    /// All of them, by name.
+    /// Returns all leases, ordered by id.
     pub fn iter(&self) -> impl Iterator<Item = Lease> {
         self.leases.iter().map(|(&id, entry)| entry.lease(id))
     }
 
-    /// The keys that are attached to one, in their order.
+    /// Returns the keys that are attached to a lease, in order.
     pub fn keys(&self, id: i64) -> impl Iterator<Item = &Arc<[u8]>> {
         self.leases.get(&id).into_iter().flat_map(|entry| &entry.keys)
     }
 
-    /// How many keys have a lease.
+    /// Returns the number of keys that are attached to a lease.
     #[cfg(test)]
     pub(crate) fn attached(&self) -> usize {
         self.attached.len()
     }
 
-    /// Since this process began.
+    /// Returns the counters since this process began.
     #[must_use]
     pub fn counters(&self) -> LeaseCounters {
         self.counters
     }
 
-    /// Puts one back when the store is opened.
+    /// Adds a lease that was read from the store when it was opened.
     pub(crate) fn restore(&mut self, lease: Lease) {
         let Lease { id, ttl, left, granted } = lease;
         self.leases.insert(id, Entry { ttl, left, granted, keys: BTreeSet::new() });
     }
 
-    /// Adds one that is not there.
+    /// Adds a new lease, counts it, and notifies the lease clock.
     pub(crate) fn grant(&mut self, lease: Lease) {
         self.restore(lease);
         self.counters.granted += 1;
@@ -156,14 +160,15 @@ impl LeaseTable {
         self.tell(News::Granted(lease));
     }
 
-    /// Notes what one has left, 0 for all; the lease as it is then, if it is there.
+    /// Notes the remaining time of a lease, 0 for the full TTL. Returns the changed lease, if it
+    /// exists.
     pub(crate) fn note(&mut self, id: i64, left: i64) -> Option<Lease> {
         let entry = self.leases.get_mut(&id)?;
         entry.left = left.clamp(0, entry.ttl);
         Some(entry.lease(id))
     }
 
-    /// Takes one away; its keys, which belong to none from now on, in their order.
+    /// Removes a lease. Returns its keys, which are detached, in order.
     pub(crate) fn revoke(&mut self, id: i64) -> Option<Vec<Arc<[u8]>>> {
         let entry = self.leases.remove(&id)?;
         if entry.keys.len() > self.attached.capacity() / WORTH_A_PASS {
@@ -178,7 +183,8 @@ impl LeaseTable {
         Some(entry.keys.into_iter().collect())
     }
 
-    /// From now on `key` belongs to this lease and to no other; to none, if it is not there, as 0 never is.
+    /// Attaches `key` to the lease `id`, and detaches it from any other. If there is no such lease,
+    /// as for id 0, the key stays detached.
     pub(crate) fn attach(&mut self, key: &[u8], id: i64) {
         self.detach(key);
         if let Some(entry) = self.leases.get_mut(&id) {
@@ -188,7 +194,7 @@ impl LeaseTable {
         }
     }
 
-    /// From now on `key` belongs to no lease.
+    /// Detaches `key` from its lease, if it has one.
     pub(crate) fn detach(&mut self, key: &[u8]) {
         if self.attached.is_empty() {
             return;
@@ -200,22 +206,23 @@ impl LeaseTable {
         }
     }
 
-    /// From now on, what happens is kept for the clock.
+    /// Begins to keep changes for the lease clock.
     pub(crate) fn listen(&mut self) {
         self.news = Some(Vec::new());
     }
 
-    /// What has happened; `None` if that was too much to be kept, or if nobody listened.
+    /// Takes the changes for the lease clock. Returns `None` if there were too many to be kept, or
+    /// if the clock did not listen.
     pub(crate) fn take_news(&mut self) -> Option<Vec<News>> {
         self.news.as_mut().map(std::mem::take)
     }
 
-    /// Whether somebody has to hear of something.
+    /// Whether the lease clock has changes to read, or has to read all leases again.
     pub(crate) fn has_news(&self) -> bool {
         self.news.as_ref().is_none_or(|news| !news.is_empty())
     }
 
-    /// Nobody listens any more.
+    /// Stops keeping changes, because the lease clock does not count any more.
     pub(crate) fn stop_listening(&mut self) {
         self.news = None;
     }

@@ -11,7 +11,7 @@ fn at(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A member's table and clock, and what consensus would do.
+/// A member's lease table and clock, with the role of consensus played by the test.
 struct World {
     table: RwLock<LeaseTable>,
     lessor: Lessor,
@@ -27,7 +27,7 @@ impl World {
         Self { table: RwLock::default(), lessor: Lessor::new(ELECTION), entries: 0 }
     }
 
-    /// One that leads in term 1.
+    /// Creates the world of a member that leads in term 1.
     fn leader() -> Self {
         let mut world = Self::new();
         world.follow(leading(1), 0);
@@ -44,7 +44,7 @@ impl World {
         self.table.write().unwrap().grant(lease);
     }
 
-    /// Grants in term 1, and tells the clock at once.
+    /// Grants a lease in term 1, and notifies the clock at once.
     fn grant_at(&mut self, id: i64, ttl: i64, now: u64) {
         self.grant(id, ttl);
         self.follow(leading(1), now);
@@ -63,7 +63,7 @@ impl World {
         Some(u64::try_from(left.as_millis()).unwrap())
     }
 
-    /// What is to be noted, written as it is applied.
+    /// Takes the leases to be noted, and applies the entry to the table.
     fn note(&mut self, now: u64) -> Option<Vec<(i64, i64)>> {
         let noted = self.lessor.note(at(now))?;
         for one in &noted.leases {
@@ -204,7 +204,7 @@ fn a_new_leader_goes_on_where_the_last_one_noted_that_it_was() {
     world.grant_at(1, 40, 0);
     world.note(20_000).unwrap();
     world.note(30_000).unwrap();
-    // Leaders that come and go don't begin it anew.
+    // Changes of leader do not give the lease its full TTL again.
     for (term, now) in [(2, 39_000), (3, 41_000)] {
         world.follow(leading(term), now);
         assert_eq!(world.left(1, now), Some(11_000), "term {term}");
@@ -259,7 +259,7 @@ fn while_what_is_left_is_being_noted_a_lease_waits() {
     assert_eq!(world.renew(1, 20_001), Renewal::Busy);
     world.lessor.notes_done(&noted);
     assert!(matches!(world.renew(1, 20_002), Renewal::Renewed { note: true, .. }));
-    // One that was noted after a renewal is not taken for one from before it.
+    // The entry notes a time after the renewal, so confirming the renewal must not clear it.
     let noted = world.lessor.note(at(41_000)).unwrap();
     world.lessor.notes_done(&noted);
     world.lessor.renewal_noted(1, at(20_002));

@@ -175,7 +175,7 @@ fn a_buried_member_never_starts_again() {
         Err(DataDirError::Removed(found)) => assert_eq!(*found, tombstone),
         other => panic!("it opened: {other:?}"),
     }
-    // Not even if its text is lost.
+    // A tombstone without contents still prevents a start.
     std::fs::write(path.join(TOMBSTONE), b"").unwrap();
     assert!(DataDir::open(&path).unwrap_err().is_final());
 }
