@@ -20,10 +20,10 @@
 //! This crate can't change an existing file, and it writes no buckets within buckets. The files
 //! that it writes have no free pages.
 //!
-//! Why no existing library: `bbolt-rs` and `nut` map the file into memory, cast its bytes to
-//! structures (`unsafe` at 64 places and more), and panic where the bytes are not what they expect.
-//! `jammdb` has a format of its own. None was made for untrusted files, and none can write a file
-//! without a database around it.
+//! No existing library fits. `bbolt-rs` and `nut` map the file into memory and cast its bytes to
+//! structures, with `unsafe` at 64 places and more. They panic on unexpected bytes. `jammdb` has a
+//! format of its own. None was made for untrusted files, and none can write a file without a
+//! database around it.
 
 mod error;
 mod meta;

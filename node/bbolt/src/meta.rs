@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_checksum_is_fnv_1a() {
-        // From the authors' test vectors.
+        // These values are test vectors from the authors of FNV.
         assert_eq!(fnv64a(b""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(fnv64a(b"foobar"), 0x8594_4171_f739_67e8);
     }

@@ -333,6 +333,7 @@ impl Node {
                 out.extend_from_slice(&element.child.to_le_bytes());
             }
             offset += crate::page::length(element.key) + crate::page::length(element.value);
+            // An offset counts from its own element header, and the next one is this much later.
             offset -= ELEMENT_BYTES;
         }
         out.extend_from_slice(&self.data);

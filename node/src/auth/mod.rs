@@ -15,8 +15,8 @@
 //! retry.
 //!
 //! A token identifies the caller: a signed one ([`Jwt`]) if keys are configured, otherwise a simple
-//! one. The users of simple tokens are kept outside the replicated state, in each member's memory
-//! ([`Tokens`]), because the log has only a hash of a token, and no clock.
+//! one. Each member keeps the users of simple tokens in memory ([`Tokens`]), outside the replicated
+//! state, because the log has only a hash of a token, and no clock.
 
 mod authorise;
 mod change;

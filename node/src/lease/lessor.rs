@@ -148,6 +148,7 @@ impl Lessor {
     /// Sets the timers of all leases, each with the time that it may have left. `again` means that
     /// the clock had already counted in this term, so any lease may have been noted.
     fn begin(&mut self, table: &RwLock<LeaseTable>, now: Duration, again: bool) {
+        // One lock covers both steps, so no change is missed or taken in twice.
         let mut table = write(table);
         table.listen();
         for lease in table.iter() {

@@ -9,8 +9,10 @@
 //!
 //! A lease is never ended early. A new leader starts its clock once it has applied everything that
 //! its predecessors proposed. It gives each lease all the time that it may have left, plus one
-//! election timeout. Nor does each change of leader give a lease its full TTL again: the log notes
-//! the remaining time from time to time (etcd's lease checkpoints; server/lease in etcd).
+//! election timeout.
+//!
+//! A change of leader does not give a lease its full TTL again. The log notes the remaining time at
+//! intervals (etcd's lease checkpoints; server/lease in etcd).
 //!
 //! A client is told that a lease was kept alive only if a quorum has confirmed the leader. The
 //! confirmation must begin after the clock was set back.

@@ -8,9 +8,8 @@ use node_proto::musterpb;
 /// Maximum number of changes that are kept for the lease clock. If there are more, it reads all
 /// leases again.
 const MAX_NEWS: usize = 1 << 16;
-/// Threshold for removing a lease's keys from the map of attached keys. If the lease has more than
-/// one key per 8 places of the map, one pass over the whole map is cheaper than looking each key
-/// up.
+/// Threshold for removing a lease's keys from the map of attached keys. Above one key per 8 places of
+/// the map, one pass over the whole map is cheaper than a lookup for each key.
 const WORTH_A_PASS: usize = 8;
 
 /// Number of TTL buckets, with upper bounds of 1 s, 2 s, 4 s, up to about three months.

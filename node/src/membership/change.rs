@@ -75,7 +75,8 @@ pub enum ChangeError {
     /// Another member has this peer URL.
     #[error("peer URL already exists")]
     PeerUrlExists,
-    /// The member is bound to another incarnation, or the published one belongs to another member.
+    /// The member is bound to another incarnation, or the published one belongs to another or a
+    /// removed member.
     #[error("the member is bound to another incarnation")]
     OtherIncarnation,
     /// There is no member with this id.

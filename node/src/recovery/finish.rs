@@ -56,6 +56,7 @@ pub(super) fn finish(
     let incarnation = u128::from_be_bytes(plan.is.incarnation.0);
     let (cluster, member) = (plan.is.cluster_id.0, plan.is.member_id.0);
     let identity = log::Identity { cluster, member, incarnation };
+    // A rename is atomic. Removing the old log in place could leave a part of it under this name.
     if Log::exists(disk, member_dir)? && Log::whose(disk, member_dir)? != identity {
         disk.rename(&log, &old).map_err(failed("set the old log aside"))?;
         disk.sync_dir(member_dir).map_err(failed("sync the member's directory"))?;

@@ -220,7 +220,7 @@ fn what_is_no_token_is_refused() {
     ] {
         assert_eq!(jwt.read(&token), Err(TokenError::Malformed), "{token}");
     }
-    // A token just below the maximum length is parsed.
+    // A token just below the maximum length is read, and refused only for its contents.
     assert!(jwt.read(&format!("{first}.{}.{third}", "A".repeat(MAX_TOKEN_BYTES - 100))).is_err());
 }
 

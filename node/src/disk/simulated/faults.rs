@@ -40,9 +40,9 @@ pub enum Failure {
 pub struct Fault {
     /// Kind of operation that fails.
     pub operation: Operation,
-    /// Number of such operations that succeed first.
+    /// Number of operations of this kind that succeed before the first failure.
     pub after: u64,
-    /// Number of such operations that fail then; `u64::MAX` for all of them.
+    /// Number of operations of this kind that fail after that; `u64::MAX` for all of them.
     pub times: u64,
     /// Error that the failing operations return.
     pub failure: Failure,

@@ -1,5 +1,5 @@
-//! Reads etcd's log as far as a recovery needs it: the ids of its cluster and member, its last
-//! entry, and the last entry known to be committed.
+//! Reads etcd's log as far as a recovery needs it. That is the ids of its cluster and member, its
+//! last entry, and the last entry known to be committed.
 //!
 //! The log is a series of files named `SEQUENCE-INDEX.wal`. A record consists of a length, a
 //! protobuf message and padding. The low 56 bits of the length are the size of the message. If its
