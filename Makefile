@@ -65,7 +65,7 @@ fuzz: ## bytes from outside, changed at random and guided by coverage, to one de
 	mkdir -p fuzz/corpus/$(T)
 	fuzz/target/$(HOST)/debug/$(T) fuzz/corpus/$(T) -max_total_time=$(or $(TIME),60) -max_len=$(or $(LEN),65536) -timeout=10 -artifact_prefix=fuzz/corpus/
 
-mutants: setup ## small bugs, one at a time: which of them do the tests find? ONLY=4xx,110,601-618 or FILE=watch (tests/mutants/watch.txt)
+mutants: setup ## a hundred small bugs that no tool would make, one at a time: which of them do the tests find? ONLY=4xx,110,601-618 or FILE=watch (tests/mutants/watch.txt)
 	$(CARGO) run -q -p muster-tests --bin mutants --locked -- $(if $(ONLY),--only $(ONLY)) $(if $(FILE),--file $(FILE)) $(ARGS)
 
 bench: release ## muster-node beside stock etcd, same client, same run (ARGS='--mode reconfigure': while members change; '--mode services': what watches, leases, keys, users cost)
