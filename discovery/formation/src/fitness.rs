@@ -1,5 +1,5 @@
-//! Whether a record may stand in a list at all, and whether two may stand in it together. Service
-//! (at redeem) and agents (S1, S2, before they sign) ask the same questions here.
+//! Checks whether a record may stand in a list at all, and whether two may stand in it together.
+//! The service (at redeem) and the agents (S1 and S2, before they sign) share these checks.
 
 use std::net::IpAddr;
 
@@ -8,47 +8,47 @@ use crate::values::{Permissions, Record};
 /// Why a record can't stand in any list of this cluster.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
-    /// No peer or no client URL.
+    /// The record has no peer URL or no client URL.
     #[error("advertises no {0} URL")]
     NoUrl(&'static str),
-    /// Not `https://host:port`.
+    /// The URL is not of the form `https://host:port`.
     #[error("{0} is not of the form https://host:port")]
     Malformed(String),
-    /// `0.0.0.0` or `[::]`.
+    /// The URL's host is the unspecified address, `0.0.0.0` or `[::]`.
     #[error("{0} is the unspecified address: nobody can reach it")]
     Unspecified(String),
-    /// Loopback, not allowed by the statement.
+    /// The URL's host is a loopback address, which the statement doesn't allow.
     #[error("{0} is a loopback address, and the cluster was not created with --allow-loopback")]
     Loopback(String),
-    /// A port below 1024, not allowed by the statement.
+    /// The URL's port is below 1024, which the statement doesn't allow.
     #[error("{0} has a port below 1024")]
     LowPort(String),
 }
 
-/// What two records have in common that they may not.
+/// Value that two records of one list may not share.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Clash {
-    /// The same agent key.
+    /// Agent key that both records have.
     #[error("one key")]
     Key,
-    /// The same incarnation or node key.
+    /// Incarnation or node key that both records have.
     #[error("one incarnation or node key")]
     Incarnation,
-    /// The same member name.
+    /// Member name that both records have.
     #[error("the name {0}")]
     Name(String),
-    /// The same URL, peer or client.
+    /// URL that both records advertise, as a peer or a client URL.
     #[error("the URL {0}")]
     Url(String),
-    /// The same machine, not allowed by the statement.
+    /// Machine that both records run on, which the statement doesn't allow.
     #[error("one machine, and the cluster was not created with --allow-shared-host")]
     Machine,
 }
 
-/// The first reason why `record` can't stand in a list, if there is one.
+/// Checks whether `record` can stand in a list of this cluster.
 ///
 /// # Errors
-/// That reason.
+/// The first reason why it can't.
 pub fn fit(record: &Record, permissions: Permissions) -> Result<(), Unfit> {
     for (what, urls) in [("peer", &record.peer_urls), ("client", &record.client_urls)] {
         if urls.is_empty() {
@@ -70,7 +70,7 @@ fn url_fits(url: &str, permissions: Permissions) -> Result<(), Unfit> {
         return Err(malformed());
     }
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
-    // An IPv4 address inside an IPv6 one reaches the same place.
+    // An IPv4 address mapped into IPv6 reaches the same host.
     let address = bare.parse::<IpAddr>().ok().map(|address| address.to_canonical());
     if address.is_some_and(|address| address.is_unspecified()) {
         return Err(Unfit::Unspecified(url.to_owned()));
@@ -87,10 +87,10 @@ fn url_fits(url: &str, permissions: Permissions) -> Result<(), Unfit> {
     Ok(())
 }
 
-/// What keeps `one` and `other` from standing in one list.
+/// Checks whether `one` and `other` may stand in one list.
 ///
 /// # Errors
-/// The first thing that they have in common.
+/// The first value that they share and may not.
 pub fn together(one: &Record, other: &Record, permissions: Permissions) -> Result<(), Clash> {
     if one.key == other.key {
         return Err(Clash::Key);
@@ -101,7 +101,7 @@ pub fn together(one: &Record, other: &Record, permissions: Permissions) -> Resul
     if one.name == other.name {
         return Err(Clash::Name(one.name.clone()));
     }
-    // A peer URL that is another's client URL can't be listened on by both either.
+    // A peer URL of one can't be a client URL of the other: only one of them can listen there.
     let mut urls = one.peer_urls.iter().chain(&one.client_urls);
     if let Some(url) =
         urls.find(|url| other.peer_urls.contains(url) || other.client_urls.contains(url))

@@ -1,4 +1,4 @@
-//! Hosts, records and lists for the tests beside the code.
+//! Test fixtures: hosts, records and lists for this crate's unit tests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ pub(crate) fn seconds(count: u64) -> Millis {
     Millis(count * 1_000)
 }
 
-/// The name of an enum's variant.
+/// Returns the name of an enum's variant, from its `Debug` text.
 pub(crate) fn variant(value: &impl std::fmt::Debug) -> String {
     format!("{value:?}").chars().take_while(|c| c.is_alphanumeric()).collect()
 }

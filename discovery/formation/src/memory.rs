@@ -1,180 +1,184 @@
-//! What one discovery process remembers of its database, outside of it, and what follows when the
-//! two are compared.
+//! Memory that a discovery process keeps outside its database, and what follows from comparing the
+//! two.
 //!
-//! A database can be set back: a dump loaded into a new database or over the old tables, a copy of
-//! its files put in their place, an old primary that still answers. Each of them shows a cluster
-//! open that has committed since, and would form it again from other hosts. Nothing inside a
-//! database can tell, for all of it is as it was; so each process keeps a *ledger* on its own disk
-//! and asks, on each new connection, at each sweep and before each decision, what stands here.
+//! A database can be set back in time by a dump that is loaded into a new database or over the old
+//! tables. A copy of its files does so too, or an old primary that still answers. Such a database
+//! shows a committed cluster as open, and would form it again from other hosts. Nothing inside it
+//! reveals that, since all of it is consistent. So each process keeps a *ledger* on its own disk.
+//! It compares ledger and database on each new connection, at each sweep and before each decision:
 //!
-//! * **What no dump carries** ([`Site`]): which server, timeline, database and tables these are.
-//!   It is noted in the database too, so that a process whose ledger is empty sees that a dump was
-//!   loaded: what is noted in it is of the site where it was taken.
-//! * **What only grows** ([`Mark`], [`Known::beat`], [`Known::wal`], [`Known::generation`]): commits
-//!   and ends are numbered and chained by hash, each process counts its sweeps, the log has a
-//!   position. Less of any of them than is remembered is the past; another hash at a number that
-//!   was copied is another history. A row of one's own that isn't there any more is the past as well:
-//!   so is noticed what a dump forgot of a process that joined after it.
-//! * **What stands in it** ([`Entry`], [`put_back`]): a commit in a ledger that the database lacks.
+//! * **Identity that no dump carries** ([`Site`]): server, timeline, database and tables. The
+//!   database stores its site as well. So a process with an empty ledger notices a loaded dump,
+//!   too: the stored site is the one where the dump was taken.
+//! * **Values that only grow** ([`Mark`], [`Known::beat`], [`Known::wal`], [`Known::generation`]):
+//!   commits and ends are numbered and chained by hash, each process counts its sweeps, and the
+//!   write-ahead log has a position. A lower value than the remembered one shows that the database
+//!   was set back. Another hash at a number that was copied shows another history. A missing row of
+//!   this process shows that the dump is older than the row.
+//! * **Entries** ([`Entry`], [`put_back`]): a commit in a ledger that the database lacks.
 //!
-//! Whoever finds a difference begins a new *generation*: nothing is frozen or decided in it, and no
-//! token from before admits anybody, until every known process has put its ledger back or an owner
-//! has decided. Ledgers are **complete**: each holds what every other one let out, if only as a
-//! cluster's id and hash, so one process that is left knows which clusters must not form again.
-//! [`gate`] is why it is so when it matters: who is about to freeze, decide or end anything has
-//! copied everything before it that this very transaction can see.
+//! The process that finds a difference begins a new *generation*. Nothing is frozen or decided in
+//! it, and no earlier token admits anybody. That ends once every known process has put its ledger
+//! back, or an owner has decided. Ledgers are **complete**: each holds every decision that any
+//! process has let out, at least as a cluster's id and hash. So a single remaining process knows
+//! which clusters must not form again. [`gate`] ensures that: before a process freezes, decides or
+//! ends anything, it copies all earlier decisions that its transaction can see.
 //!
-//! A ledger, too, may be put back to an older state. The database says how much was in it and how
-//! often its process has swept; one that holds less is filled from the database ([`Fill::All`]), and
-//! somebody is told.
+//! A ledger may be set back to an older state, too. The database records how much was in it, and
+//! how often its process has swept. A ledger that holds less is filled from the database
+//! ([`Fill::All`]), and an operator is told.
 //!
 //! # What this does not do
 //!
-//! It can't see a database that was set back together with every ledger, to a moment at which all of
-//! this agreed; nor one set back in its own place (its files, or rows in the same tables) to a backup
-//! that is younger than this process's last sweep, by a process that has heard of nothing decided
-//! since: one that was down, or cut off. It then knows no more than the backup does, and could only
-//! wait for every other process to say the same; the exploration finds two clusters there. What is
-//! left then are the hosts: see the crate's own essay.
+//! Two cases go unnoticed:
+//!
+//! * A database was set back together with every ledger, to a moment at which all of them agreed.
+//! * A database was set back in place (its files, or rows in the same tables) to a backup younger
+//!   than this process's last sweep. The process knows of no later decision, since it was down or
+//!   cut off. It knows no more than the backup does, and could only wait for every other process to
+//!   confirm. The exploration finds two clusters there.
+//!
+//! Only the rules of the hosts help then: see the crate's own documentation.
 
 use std::fmt;
 
 use crate::service::{EndCause, Phase};
 use crate::values::Hash;
 
-/// What tells one database from another, and no dump carries. Compared, never ordered.
+/// Identity of one database, made of values that no dump carries. Compared, never ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Site {
-    /// The server's system identifier.
+    /// Postgres system identifier of the server.
     pub system: u64,
-    /// Of its write-ahead log: a recovery or a promotion begins a new one.
+    /// Timeline of the write-ahead log: a recovery or a promotion begins a new one.
     pub timeline: u32,
-    /// The database's object id: another one after DROP and CREATE.
+    /// Object id of the database: it changes with DROP and CREATE.
     pub database: u32,
-    /// Its core tables' object ids, in a fixed order: others after a dump was loaded over them.
+    /// Object ids of the core tables, in a fixed order: they change if a dump is loaded over them.
     pub tables: [u32; TABLES],
 }
 
-/// How many tables [`Site::tables`] names.
+/// Number of tables that [`Site::tables`] names.
 pub const TABLES: usize = 4;
 
-/// A point in a database's history: its newest decision, and the hash that chains all up to it.
+/// Position in a database's history: the newest decision, and the hash that chains all up to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mark {
-    /// Counts commits and ends, from 1 on.
+    /// Number of the decision: commits and ends are counted from 1 on.
     pub number: u64,
-    /// Over this decision and the hash before it.
+    /// Hash over this decision and the hash before it.
     pub hash: Hash,
 }
 
 impl Mark {
-    /// Before the first decision.
+    /// Position before the first decision.
     pub const START: Mark = Mark { number: 0, hash: Hash([0; 32]) };
 }
 
-/// What a process remembers of the database that it last worked with.
+/// Memory that a process has of the database it last worked with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Known {
-    /// Which one.
+    /// Identity of the database.
     pub site: Site,
-    /// Its generation then.
+    /// Generation of the database when it was last seen.
     pub generation: u64,
-    /// How far its log had come, in bytes.
+    /// Position in the write-ahead log when it was last seen, in bytes.
     pub wal: u64,
-    /// Everything up to here is in the ledger.
+    /// Newest decision in the ledger: every decision up to it is there too.
     pub copied: Mark,
-    /// How often this process had swept, as its row said.
+    /// Number of sweeps of this process, as its row in the database said.
     pub beat: u64,
 }
 
-/// A ledger, as far as it is compared.
+/// The part of a ledger that is compared with a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Memory {
-    /// `None`: it never saw a database.
+    /// Database that the process last worked with; `None` if it never saw one.
     pub known: Option<Known>,
-    /// How many commits it holds.
+    /// Number of commits in the ledger.
     pub entries: u64,
 }
 
-/// What a connection finds, read in one snapshot, [`Memory`] having been read before it.
+/// State of a database that a connection finds, read in one snapshot. [`Memory`] is read before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Database {
-    /// Where it is.
+    /// Identity of the database that the connection leads to.
     pub site: Site,
-    /// How far its log has come.
+    /// Current position in the write-ahead log, in bytes.
     pub wal: u64,
-    /// What it says of itself; `None`: it is new.
+    /// Site and generation that the database has stored; `None` if the database is new.
     pub noted: Option<Noted>,
-    /// The number of its newest decision.
+    /// Number of the newest decision in the database.
     pub newest: u64,
-    /// The hash at the number that the ledger has copied; `None`: there is no such decision.
+    /// Hash of the decision that the ledger copied last; `None` if the database lacks that
+    /// decision.
     pub at_copied: Option<Hash>,
-    /// The asking process's own row.
+    /// Row of the asking process; `None` if it has none.
     pub own: Option<Own>,
 }
 
-/// What stands in a database about itself.
+/// Site and generation that a database has stored about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Noted {
-    /// Where it was when its generation began.
+    /// Site of the database when its generation began.
     pub site: Site,
-    /// Grows with each change that was found.
+    /// Number of the generation: each difference that a process finds begins the next one.
     pub generation: u64,
 }
 
-/// A process's own row.
+/// Row of a process in the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Own {
-    /// How many commits its ledger held.
+    /// Number of commits that the process's ledger held.
     pub entries: u64,
-    /// How often it had swept.
+    /// Number of sweeps that the process had made.
     pub beat: u64,
 }
 
-/// Why a database is not the one that was known.
+/// Reason why a database is not the one that a process knew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// New, and this process has worked with one that wasn't.
+    /// The database is new, but this process has worked with one that wasn't.
     Empty,
-    /// Another server.
+    /// The database is on another server.
     Server,
-    /// A failover, or a recovery.
+    /// The timeline differs, after a failover or a recovery.
     Timeline {
-        /// As noted.
+        /// Timeline that was noted before.
         was: u32,
-        /// As found.
+        /// Timeline that was found now.
         is: u32,
     },
-    /// A dump, loaded into another database or over the tables of this one.
+    /// A dump was loaded into another database, or over the tables of this one.
     Loaded,
-    /// It has forgotten a change that was found before.
+    /// The database has forgotten a generation that a process had begun.
     Generation {
-        /// As remembered.
+        /// Generation that this process remembers.
         was: u64,
-        /// As found.
+        /// Generation that was found now.
         is: u64,
     },
-    /// Its log ends before what was seen of it.
+    /// The write-ahead log ends before a position that this process has seen.
     Log,
-    /// It lacks decisions that were copied out of it.
+    /// The database lacks decisions that were copied out of it.
     Decisions {
-        /// As remembered.
+        /// Number of decisions that this process remembers.
         was: u64,
-        /// As found.
+        /// Number of decisions that were found now.
         is: u64,
     },
-    /// It has come to a number that was copied by other decisions.
+    /// Another decision stands at a number that was copied into the ledger.
     History {
-        /// The number.
+        /// Number of the decision that differs.
         at: u64,
     },
-    /// It doesn't know this process, which it knew.
+    /// The database has no row of this process, although it had one before.
     Process,
-    /// It has seen fewer sweeps of this process than there were.
+    /// The database shows fewer sweeps of this process than there were.
     Beat {
-        /// As remembered.
+        /// Number of sweeps that this process remembers.
         was: u64,
-        /// As found.
+        /// Number of sweeps that were found now.
         is: u64,
     },
 }
@@ -214,23 +218,24 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What a ledger lacks of the database that it was compared with.
+/// Decisions that a ledger has to copy from the database it was compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fill {
-    /// What follows [`Known::copied`], if anything does.
+    /// Decisions after [`Known::copied`], if there are any.
     New,
-    /// The database's history is new to it: everything, and its entries are to be compared with what
-    /// stands there ([`put_back`]).
+    /// All decisions, since the database's history is new to the ledger. The ledger's entries have
+    /// to be compared with the database ([`put_back`]).
     Other,
-    /// The ledger is older than the database says that it was: everything, and a person must hear
-    /// of it.
+    /// All decisions, since the ledger holds less than the database says it did. An operator must
+    /// be told.
     All,
 }
 
-/// Is this the database that was last seen?
+/// Checks whether `database` is the one that was last seen, and returns what the ledger lacks of
+/// it.
 ///
 /// # Errors
-/// How it differs: a new generation begins, and waits for all ledgers.
+/// The difference between the two. A new generation then begins, and waits for all ledgers.
 pub fn compare(memory: &Memory, database: &Database) -> Result<Fill, Difference> {
     let Some(noted) = &database.noted else {
         return match (memory.known, memory.entries) {
@@ -249,8 +254,8 @@ pub fn compare(memory: &Memory, database: &Database) -> Result<Fill, Difference>
     if noted.generation < known.generation {
         return Err(Difference::Generation { was: known.generation, is: noted.generation });
     }
-    // Somebody else has found a change since: what is remembered is of another history, in which
-    // this process is waited for.
+    // In a higher generation another process has found a change. What we remember is another
+    // history then, and that generation waits for this process.
     let same = noted.generation == known.generation;
     if same && let Some(moved) = moved(&known.site, &database.site) {
         return Err(moved);
@@ -272,9 +277,9 @@ pub fn compare(memory: &Memory, database: &Database) -> Result<Fill, Difference>
     })
 }
 
-/// Does this process live elsewhere too, on a copy of its ledger? `is_ours`: its row was written by
-/// this life of it. Every life counts its beginning as a sweep, so that a row of the past knows of no
-/// more sweeps than this life does.
+/// Whether this process runs a second time, on a copy of its ledger. `is_ours` says whether this
+/// run wrote its row in the database. Every run counts its start as a sweep. A row that was set
+/// back therefore shows no more sweeps than this run has made.
 #[must_use]
 pub fn lives_elsewhere(known: &Known, own: &Own, is_ours: bool) -> bool {
     !is_ours && own.beat > known.beat
@@ -301,37 +306,37 @@ fn went_back(known: &Known, newest: u64, at_copied: Option<Hash>) -> Result<(), 
     Ok(())
 }
 
-/// What a transaction on one cluster reads of the database, under that cluster's lock.
+/// Facts about the database that a transaction on one cluster reads, under that cluster's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
-    /// Where the connection leads.
+    /// Identity of the database that the connection leads to.
     pub site: Site,
-    /// The generation.
     pub generation: u64,
-    /// The number of the newest decision.
+    /// Number of the newest decision in the database.
     pub newest: u64,
-    /// The hash at the number that the ledger has copied.
+    /// Hash of the decision that the ledger copied last; `None` if the database lacks that
+    /// decision.
     pub at_copied: Option<Hash>,
-    /// How often this process has swept, as its row says; `None`: it has none.
+    /// Number of sweeps in this process's row; `None` if it has no row.
     pub beat: Option<u64>,
 }
 
-/// Whether a process may freeze, decide or end what it has just read.
+/// Whether a transaction may freeze, decide or end a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
-    /// It may.
+    /// The transaction may go on.
     Open,
-    /// Not before it has copied what it lacks, in this very transaction.
+    /// The process must first copy the missing decisions, in this very transaction.
     Copy,
-    /// Not before it has looked at the database anew: another process has found a change.
+    /// The process must first look at the database again: another process has found a change.
     Look,
-    /// Not on this connection: it leads to the past.
+    /// The connection can't be used: it leads to an older state of the database.
     Past(Difference),
 }
 
-/// May a transaction that has read this freeze, decide or end anything? A pooled connection may
-/// lead to a primary that was replaced, or to tables that were set back under it: before anything is
-/// copied out of them, only site and beat tell.
+/// Decides whether a transaction that has read `read` may freeze, decide or end anything. A pooled
+/// connection may lead to a replaced primary, or to tables that were set back. Before anything is
+/// copied out of them, only site and beat show it.
 #[must_use]
 pub fn gate(known: Option<&Known>, read: &Read) -> Gate {
     let Some(known) = known else { return Gate::Look };
@@ -359,50 +364,51 @@ pub fn gate(known: Option<&Known>, read: &Read) -> Gate {
     }
 }
 
-/// What a ledger holds of one cluster. A commit stands above an end.
+/// Decision that a ledger holds on one cluster. A commit outranks an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entry {
-    /// It has committed this list.
+    /// The cluster has committed a list.
     Commit {
-        /// Its hash.
+        /// Hash of the committed list.
         h: Hash,
-        /// Whether the document is there as well, or only in another process's ledger.
+        /// Whether this ledger has the document too, or only another process's ledger.
         document: bool,
     },
-    /// It ended without one.
+    /// The cluster ended without a commit.
     End(EndCause),
 }
 
-/// How a cluster stands in a database that is compared with a ledger.
+/// State of a cluster in a database that is compared with a ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stands {
-    /// Its phase; `None`: a draft.
+    /// Phase of the cluster; `None` for a draft.
     pub phase: Option<Phase>,
-    /// What ended it.
+    /// Reason for which the cluster ended, if it has.
     pub cause: Option<EndCause>,
-    /// The list that it has committed.
+    /// Hash of the list that the cluster has committed, if any.
     pub commit: Option<Hash>,
-    /// It is known to have two.
+    /// Whether the cluster is known to have two valid documents.
     pub split: bool,
 }
 
-/// What has to be done about a ledger's entry before the database is settled.
+/// Action on a ledger's entry that is due before the database is settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PutBack {
-    /// Nothing: the database can't contradict it.
+    /// No action: the database can't contradict the entry.
     Nothing,
-    /// The document goes back.
+    /// The ledger's document goes back into the database.
     Adopt,
-    /// It committed a list whose document is elsewhere: it ends as if by `db accept`, so that it
-    /// forms no other one, and comes back as soon as somebody shows the document.
+    /// The cluster ends as if by `db accept`, because it committed a list whose document is
+    /// elsewhere. It then forms no other list, and comes back as soon as somebody shows the
+    /// document.
     Close,
-    /// It ended, and ends again.
+    /// The cluster is ended again, for this reason.
     End(EndCause),
 }
 
-/// Could the database, as the cluster stands in it, go another way than the ledger says? `None`: it
-/// doesn't have the cluster. `refused`: this very entry was tried before, and it isn't tried again
-/// as long as the cluster can't form.
+/// Decides how to put `entry` back if the database could otherwise contradict it. `stands` is
+/// `None` if the database doesn't have the cluster. `refused` says that this very entry was tried
+/// before. It isn't tried again as long as the cluster can't form.
 #[must_use]
 pub fn put_back(entry: Entry, stands: Option<&Stands>, refused: bool) -> PutBack {
     let document = matches!(entry, Entry::Commit { document: true, .. });
@@ -416,8 +422,9 @@ pub fn put_back(entry: Entry, stands: Option<&Stands>, refused: bool) -> PutBack
         Entry::Commit { h, .. } if stands.commit == Some(h) || stands.split => PutBack::Nothing,
         Entry::Commit { .. } if forms && document => PutBack::Adopt,
         Entry::Commit { .. } if forms => PutBack::Close,
-        // Ended here for good, it contradicts nobody; ended by `db accept`, it may come back; and
-        // of another list than this one a person must hear.
+        // A cluster that has ended here for good contradicts no ledger. One that `db accept` has
+        // ended may come back. One that committed another list is a split, which an operator must
+        // hear of.
         Entry::Commit { .. } => {
             let may = stands.commit.is_some() || stands.cause == Some(EndCause::DatabaseAccepted);
             if document && may && !refused { PutBack::Adopt } else { PutBack::Nothing }
@@ -425,15 +432,15 @@ pub fn put_back(entry: Entry, stands: Option<&Stands>, refused: bool) -> PutBack
     }
 }
 
-/// Whether a ledger forbids what a step is about to do to a cluster: freeze a list, decide this one,
-/// or end it.
+/// Whether a ledger's entry forbids what a step is about to do to its cluster: freeze a list,
+/// decide this one, or end the cluster.
 #[must_use]
 pub fn contradicts(entry: Option<Entry>, step: Decision) -> bool {
     match (entry, step) {
         (None, _) => false,
         (Some(Entry::Commit { h, .. }), Decision::Commit { h: decided, .. }) => h != decided,
         (Some(Entry::Commit { .. }), Decision::Freeze | Decision::End) => true,
-        // Ended by `db accept`, it comes back with a document.
+        // A cluster that `db accept` has ended comes back with a document.
         (Some(Entry::End(cause)), Decision::Commit { adopted, .. }) => {
             !(adopted && cause == EndCause::DatabaseAccepted)
         }
@@ -441,16 +448,16 @@ pub fn contradicts(entry: Option<Entry>, step: Decision) -> bool {
     }
 }
 
-/// What [`gate`] stands before.
+/// Step of a transaction that [`gate`] has to allow first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// A list is frozen.
+    /// The service freezes a list.
     Freeze,
-    /// A list is decided.
+    /// The service decides a list.
     Commit {
-        /// Its hash.
+        /// Hash of the decided list.
         h: Hash,
-        /// By a document that was shown.
+        /// Whether a document that was shown decides the list.
         adopted: bool,
     },
     /// A cluster ends before it committed.

@@ -1,44 +1,44 @@
-//! What lies in a node's directory, from a listing of it.
+//! Classifies a node's data directory from a listing of its entries.
 
 use crate::rules::{Rule, Rules};
 use crate::values::Incarnation;
 
-/// The agent's marker.
+/// Name of the marker file: the agent writes the node's incarnation into it before the first start.
 pub const MARKER: &str = "muster-incarnation";
-/// Says that the incarnation was removed.
+/// Name of the tombstone file: it shows that the incarnation was removed from its cluster.
 pub const TOMBSTONE: &str = "muster-tombstone.json";
-/// The node's own folder; its log is `wal` in it.
+/// Name of the node's own folder; the node's log is the folder `wal` inside it.
 pub const MEMBER: &str = "member";
-/// What mkfs leaves behind.
+/// Name of the folder that mkfs creates in a new file system.
 pub const LOST_AND_FOUND: &str = "lost+found";
 
-/// A look at the directory.
+/// Listing of a node's data directory, made by the caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// Names of its entries; none also if the directory doesn't exist.
+    /// Names of the directory's entries; empty if the directory doesn't exist.
     pub entries: Vec<String>,
-    /// The marker's content: none if there is no such file, or it isn't 32 hex digits.
+    /// Incarnation in the marker file; `None` if there is no such file, or it isn't 32 hex digits.
     pub marker: Option<Incarnation>,
-    /// `member/wal` exists.
+    /// Whether `member/wal` exists.
     pub log: bool,
 }
 
-/// What kind of directory it is.
+/// Kind of a node's data directory, as [`classify`] determines it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Directory {
-    /// Absent, empty, or only `lost+found`.
+    /// Directory that is absent, empty, or has only `lost+found`.
     Blank,
-    /// A marker, and no log.
+    /// Directory with a marker of this incarnation, and no log yet.
     Marked(Incarnation),
-    /// A log, with its marker if there is one.
+    /// Directory with a log; holds the marker's incarnation if there is a marker.
     Log(Option<Incarnation>),
-    /// A tombstone.
+    /// Directory with the tombstone of a removed member.
     Tombstone,
-    /// Something else; the name of one entry.
+    /// Directory with entries that no node of ours made; holds the name of one.
     Foreign(String),
 }
 
-/// The class of what `listing` shows.
+/// Classifies the directory in `listing`: a tombstone outranks a log, and a log outranks a marker.
 #[must_use]
 pub fn classify(rules: &Rules, listing: &Listing) -> Directory {
     let has = |name: &str| listing.entries.iter().any(|entry| entry == name);
@@ -48,7 +48,7 @@ pub fn classify(rules: &Rules, listing: &Listing) -> Directory {
     if listing.log {
         return Directory::Log(listing.marker);
     }
-    // With a marker the rest is the node's own, begun and not finished.
+    // Our marker makes the directory ours: other entries come from a start that didn't finish.
     if let Some(incarnation) = listing.marker {
         return Directory::Marked(incarnation);
     }

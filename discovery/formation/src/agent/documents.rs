@@ -1,4 +1,4 @@
-//! A list that all have signed: what makes this agent a member by it, and the launch of its node.
+//! How an agent takes a commit document as its own, and launches the node that it allows.
 
 use std::sync::Arc;
 
@@ -24,6 +24,8 @@ impl Agent {
                 }
                 return;
             }
+            // Never hold a second document. Showing the held one lets the service notice that there
+            // are two.
             if rules.on(Rule::OneDocument) {
                 output.then.push(Action::ShowDocument { h: held.h });
                 return;
@@ -40,7 +42,7 @@ impl Agent {
         }
     }
 
-    /// Whether this agent may be a member of `document`, or why it never can.
+    /// Checks whether this agent may be a member of `document`; the error says why it never can.
     fn may_hold(
         &self,
         rules: &Rules,

@@ -1,4 +1,4 @@
-//! What can happen to an agent while its cluster forms, and what it does then.
+//! Events of an agent while its cluster forms, and the actions that the agent asks for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,171 +11,178 @@ use crate::values::{
     Document, Epoch, Hash, Incarnation, KeyId, Machine, Millis, Permissions, Proposal, Record, Seat,
 };
 
-/// One event. Everything in it has been verified by the shell, save where it says otherwise.
+/// Input to an agent's state machine. The I/O shell has verified everything in an event, except
+/// where a variant says otherwise.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The record for this start is built and signed (from the journal's if that still fits).
+    /// The record for this start is built and signed. It is the journal's record if that still
+    /// fits.
     RecordReady(Arc<Record>),
-    /// The service answered; what it shows of the cluster.
+    /// The service answered a request; holds the cluster's state in that answer.
     Shown(Shown),
-    /// The answer carried a proposal; the shell has looked at it.
+    /// The service's answer carried a proposal, which the shell has examined.
     Offered(Box<Offer>),
     /// A probe of one peer for the proposal of `epoch` ended.
     Probed { epoch: Epoch, peer: KeyId, result: Result<ProbeAnswer, String> },
-    /// Another member's release, shown by the service; signature verified. Those in probe answers
-    /// come with [`Event::Probed`].
+    /// The service showed another member's release, and its signature is valid. Releases in probe
+    /// answers come with [`Event::Probed`] instead.
     ReleaseSeen { key: KeyId, epoch: Epoch },
-    /// The proposal of `epoch` has waited for as long as [`patience`](crate::agent::patience) lasts:
-    /// say what is missing.
+    /// The proposal of `epoch` has waited for [`patience`](crate::agent::patience). If releases are
+    /// still missing (S6), the agent refuses the proposal and names them.
     Impatient { epoch: Epoch },
-    /// A whole document, verified.
+    /// A whole commit document was shown and verified. `machine` is the machine that the agent runs
+    /// on now.
     DocumentShown { document: Arc<Document>, machine: Machine },
-    /// The running cluster lists this incarnation as a member of its own; the shell has asked it.
+    /// The running cluster lists this incarnation as a member. The shell has asked the cluster
+    /// itself, not the service.
     Admitted,
-    /// The node's directory was looked at, for the launch.
+    /// The shell has looked at the node's directory, to launch the node.
     Looked(Directory),
-    /// The marker is in the directory, file and folder fsynced.
+    /// The marker is in the node's directory; its file and the folder are fsynced.
     MarkerWritten,
-    /// `member/wal` exists in the node's directory.
+    /// The folder `member/wal` exists in the node's directory.
     LogSeen,
-    /// The service refused: why, if it is one of forming's reasons (a full or broken service has
-    /// others), and whether the same request may succeed later.
+    /// The service refused a request. `code` is `None` if the reason isn't one of formation's: a
+    /// full or broken service has others. `retryable` says whether the same request may succeed
+    /// later.
     Refused { code: Option<RefusalCode>, retryable: bool },
-    /// A tombstone lies in the node's directory.
+    /// A tombstone is in the node's directory: the member was removed from its cluster.
     TombstoneSeen,
 }
 
-/// What an answer shows.
+/// State of the cluster, as an answer of the service shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Where the cluster stands.
     pub phase: Phase,
-    /// Its epoch.
+    /// Epoch of the proposal, or of the next one.
     pub epoch: Epoch,
-    /// The service asks for the document that this agent holds.
+    /// Whether the service asks for the document that this agent holds.
     pub show_document: bool,
 }
 
-/// A proposal and what the shell found out about it.
+/// Proposal that the service shows, with the shell's findings about it.
 #[derive(Clone, Debug)]
 pub struct Offer {
-    /// The list.
     pub proposal: Proposal,
-    /// Its hash, computed here, not taken from the service.
+    /// Hash of the proposal, computed on this host and not taken from the service.
     pub h: Hash,
-    /// What the newest verified statement allows.
+    /// Permissions of the newest verified statement.
     pub permissions: Permissions,
-    /// That statement's hash.
+    /// Hash of the newest verified statement.
     pub statement: Hash,
-    /// Its size.
+    /// Number of members that the statement asks for.
     pub size: u8,
-    /// S1: records that don't verify under statement, grant and token, and why.
+    /// S1: seats whose record doesn't verify under statement, grant and token, each with the
+    /// reason.
     pub invalid: BTreeMap<Seat, String>,
-    /// S4: how far this host's clock is off the service's, either way.
+    /// S4: difference between this host's clock and the service's, without the sign.
     pub skew: Millis,
-    /// This host's clock is the one that is behind.
+    /// Whether this host's clock is behind the service's.
     pub is_behind: bool,
-    /// S7: the node's directory, looked at after the proposal came.
+    /// S7: kind of the node's directory, looked at after the proposal came.
     pub directory: Directory,
-    /// The machine that this is.
+    /// Machine that the agent runs on now.
     pub machine: Machine,
 }
 
-/// The one line that a probed agent answers, over TLS with its own key.
+/// Answer of a probed agent: one line, over TLS with the agent's own key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeAnswer {
-    /// Its key: the one of the TLS session.
+    /// Key of the probed agent, taken from the TLS session.
     pub key: KeyId,
-    /// Its incarnation.
+    /// Incarnation of the probed agent's node.
     pub incarnation: Incarnation,
-    /// What it has released, durably. The signed release comes with it.
+    /// Highest epoch that the probed agent has released, durably. The signed release comes with it.
     pub released: Epoch,
 }
 
-/// Whom to probe.
+/// One agent to probe, and the identity that has to answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The agent that has to answer.
+    /// Key of the agent that has to answer.
     pub key: KeyId,
-    /// The incarnation that it has to say.
+    /// Incarnation that the answer has to name.
     pub incarnation: Incarnation,
-    /// Where.
+    /// Peer URLs at which to probe the agent.
     pub peer_urls: Vec<String>,
-    /// In the proposal, so a failure is a red field of the matrix; else a member of an earlier
-    /// signed list, asked for its release only.
+    /// Whether the agent is in the proposal, so that a failed probe shows in the matrix. Otherwise
+    /// it is a member of an earlier signed list, and only its release is wanted.
     pub in_proposal: bool,
 }
 
-/// What to do after one event. The order is the contract: `durable` first, whole and fsynced; if
-/// that fails, the process stops and restarts from disk; only then `then`, in order.
+/// Commands for the shell after one event. `durable` is written first, whole, and fsynced. If that
+/// fails, the process stops and restarts from disk. Only then are the actions of `then` carried
+/// out, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Output {
-    /// The journal to have on disk before anything of `then`.
+    /// Journal that must be on disk before the first action of `then`; `None` if it didn't change.
     pub durable: Option<Box<Journal>>,
-    /// What to do next.
+    /// Actions to carry out, in order.
     pub then: Vec<Action>,
 }
 
-/// Something for the shell to do.
+/// Action for the shell to carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send the journal's record.
+    /// Redeem the token: send the journal's record to the service.
     Redeem,
-    /// Probe these until each answers or the epoch is over (50 ms to 1 s apart).
+    /// Probe each of `targets`, 50 ms to 1 s apart, until it answers or the epoch ends.
     Probe { epoch: Epoch, targets: Vec<Target> },
-    /// Send this row of the matrix; it replaces the one before.
+    /// Send this row of the probe matrix; it replaces the row that was sent before.
     SendRow { epoch: Epoch, row: Row },
-    /// Sign h and send the ack.
+    /// Sign `h` and send the ack.
     SignAck { epoch: Epoch, h: Hash },
-    /// Tell the service why not.
+    /// Refuse the proposal of `epoch`, and tell the service why.
     Nack { epoch: Epoch, reason: Objection },
-    /// Sign "never from an epoch ≤ this" and send it; probe answers carry it from now on.
+    /// Sign a release of `epoch` and all lower ones, and send it; probe answers carry it from now
+    /// on.
     SignRelease { epoch: Epoch },
-    /// Send the held document to the service (`adopt`): it knows none, or another one.
+    /// Send the held document to the service (`adopt`), which has none or another one.
     ShowDocument { h: Hash },
-    /// Look at the node's directory now and say what is there.
+    /// Look at the node's directory now and report its kind as [`Event::Looked`].
     LookAtDirectory,
-    /// Write the marker, fsync it and its folder.
+    /// Write the marker with `incarnation`, and fsync the file and its folder.
     WriteMarker { incarnation: Incarnation },
     /// Stop listening for probes and execute the node.
     Launch(From),
-    /// Report the node's Raft cluster id to the service, once it has one.
+    /// Report the node's Raft cluster id to the service, once the node has one.
     Report,
-    /// The node's data is lost: ask for a replacement, look again in a minute.
+    /// Report that the node can't run here and needs a replacement, and look again in a minute.
     ReplacementWanted { why: String },
     /// End the process with this exit code.
     Stop { exit: u8, reason: String },
 }
 
-/// What a node starts from.
+/// Data that a node starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum From {
-    /// Nothing: its first start, with the document's list.
+    /// No data: the node's first start, with the list of members.
     List,
-    /// Its own log.
+    /// The node's own log: any later start.
     Log,
 }
 
-/// Why an agent doesn't sign a proposal. Numbered as in the protocol.
+/// Reason why an agent doesn't sign a proposal. S1 to S7 are the protocol's conditions.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Objection {
-    /// S1.
+    /// S1: the record of `seat` doesn't verify under statement, grant and token.
     #[error("S1: the record of seat {seat} is not valid: {why}")]
     InvalidRecord { seat: Seat, why: String },
-    /// S1.
+    /// S1: this agent's record is missing from the list, or isn't the one that it sent.
     #[error("S1: my own record is not in the list as I sent it")]
     NotMyRecord,
-    /// S1.
+    /// S1: the list is for another statement, cluster or size than the one that this agent
+    /// verified.
     #[error("S1: the list is for another statement, cluster or size than the one I verified")]
     ForeignList,
-    /// S2.
+    /// S2: the record of `seat` can't be a member's.
     #[error("S2: seat {seat} can't be a member: {why}")]
     Unfit { seat: Seat, why: Unfit },
-    /// S2.
+    /// S2: two seats share a value that must be unique.
     #[error("S2: seats {one} and {other} share {clash}")]
     Duplicate { one: Seat, other: Seat, clash: Clash },
-    /// S4.
+    /// S4: this host's clock is too far off the service's.
     #[error(
         "S4: this host's clock is {} {} the service's, and {allowed} are allowed: synchronise the \
          clocks (chrony, systemd-timesyncd)",
@@ -183,31 +190,31 @@ pub enum Objection {
         if *is_behind { "behind" } else { "ahead of" }
     )]
     Skew { skew: Millis, is_behind: bool, allowed: Millis },
-    /// S5.
+    /// S5: the agent has signed or released this epoch or a higher one.
     #[error("S5: epoch {epoch} is not above {highest}, which I have signed or released")]
     OldEpoch { epoch: Epoch, highest: Epoch },
-    /// S5.
+    /// S5: the epoch is higher than any that a cluster can have reached.
     #[error("S5: epoch {epoch} is far beyond {limit}: no cluster comes there")]
     EpochTooFar { epoch: Epoch, limit: Epoch },
-    /// S6.
+    /// S6: too few members of an earlier signed list have released it.
     #[error(
         "S6: of the {need} releases that end the list of epoch {epoch}, which I signed, {have} are here; \
          missing: {missing}. Start the agents there again or, if they are gone for good, run \
          `muster-agent reset` on this host"
     )]
     Unreleased { epoch: Epoch, have: usize, need: usize, missing: String },
-    /// S7.
+    /// S7: the agent holds a commit document already.
     #[error("S7: I hold the document of epoch {epoch}")]
     Holding { epoch: Epoch },
-    /// S7.
+    /// S7: the node's directory is not blank.
     #[error("S7: the node's directory is not blank: {what}")]
     NotBlank { what: String },
-    /// This is not the machine that the key was made on.
+    /// S7: the agent runs on another machine than the one that its key was made on.
     #[error("this is not the machine that the key was made on")]
     OtherMachine,
 }
 
-/// `24 h`, `12 min`, `31 s`.
+/// Formats a time for a message, rounded: `24 h`, `12 min` or `31 s`.
 fn rounded(time: Millis) -> String {
     let seconds = time.0.div_ceil(1_000);
     match seconds {

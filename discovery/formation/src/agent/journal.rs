@@ -1,4 +1,4 @@
-//! What an agent must have on disk: plain data, written whole each time.
+//! The agent's journal: state that must be on disk, as plain data that is written whole each time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,39 +7,42 @@ use crate::rules::{Rule, Rules};
 use crate::service::{EPOCH_DISTANCE, EPOCH_MAX};
 use crate::values::{Document, Epoch, Hash, Incarnation, KeyId, Machine, Proposal, Record, quorum};
 
-/// The agent's journal. Written to a temporary file, fsynced, renamed over the old one, and the
-/// folder fsynced, before anything that depends on it is shown to anybody.
+/// Durable state of an agent. Each version is written to a temporary file, fsynced, renamed over
+/// the old one, and the folder is fsynced. Only then is anything that depends on it shown to
+/// anybody.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Journal {
-    /// The agent's public key; the private one lies beside the journal and was fsynced before.
+    /// Public key of the agent. The private key lies beside the journal and was fsynced before it.
     pub key: KeyId,
-    /// The node's incarnation: random, as old as the key.
+    /// Incarnation of the node: random, and made together with the key.
     pub incarnation: Incarnation,
-    /// The machine that both were made on.
+    /// Machine on which the key and the incarnation were made.
     pub machine: Machine,
-    /// How often this agent has started.
+    /// Number of times that this agent has started.
     pub boot: u64,
-    /// What it says of itself, once it has said it.
+    /// Record that the agent sends about itself; `None` until the first one is built.
     pub record: Option<Arc<Record>>,
-    /// Every list that it signed, by epoch: `bound(e, h, L)`. Never pruned: the lists are few.
+    /// Every list that the agent signed, by epoch: `bound(e, h, L)`. Never pruned, since the lists
+    /// are few.
     pub bound: BTreeMap<Epoch, Bound>,
-    /// It has promised never to be in a list of an epoch up to this one; 0 for none.
+    /// Highest epoch that the agent has released, 0 for none. It has promised never to be in a list
+    /// of this epoch or a lower one.
     pub released: Epoch,
-    /// The document that it holds.
+    /// Commit document that the agent holds: it makes the agent a member.
     pub held: Option<Arc<Document>>,
-    /// The running cluster has added this incarnation: its node may start without a document, as
-    /// one that comes later.
+    /// Whether the running cluster has added this incarnation. Its node may then start without a
+    /// document, as a member that joins later.
     pub admitted: bool,
-    /// How far the first start has come.
+    /// Progress of the node's first start.
     pub start: Start,
-    /// The incarnation was removed from its cluster: it never runs again.
+    /// Whether the incarnation was removed from its cluster, so that it never runs again.
     pub tombstone: bool,
 }
 
-/// How far the node's first start has come.
+/// Progress of a node's first start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Start {
-    /// Not begun.
+    /// The node's first start has not begun.
     NotYet,
     /// The marker is written; the node may have been executed.
     Launching,
@@ -47,28 +50,28 @@ pub enum Start {
     Ran,
 }
 
-/// A list that was signed.
+/// List of members that this agent has signed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// The hash that was signed.
+    /// Hash of the proposal that was signed.
     pub h: Hash,
-    /// Its members, seat 1 first: whom to ask for a release, and where.
+    /// Members of the list, seat 1 first: the agents to ask for a release, with their addresses.
     pub members: Vec<Member>,
 }
 
 /// One member of a signed list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its agent's key.
+    /// Key of the member's agent.
     pub key: KeyId,
-    /// Its incarnation then.
+    /// Incarnation of the member when the list was signed.
     pub incarnation: Incarnation,
-    /// Where it listened.
+    /// Peer URLs of the member when the list was signed.
     pub peer_urls: Vec<String>,
 }
 
 impl Bound {
-    /// The list of `proposal`, whose hash is `h`.
+    /// Returns the members of `proposal`, whose hash is `h`, as a signed list.
     #[must_use]
     pub fn to(proposal: &Proposal, h: Hash) -> Bound {
         let member = |record: &Arc<Record>| Member {
@@ -79,8 +82,8 @@ impl Bound {
         Bound { h, members: proposal.records.iter().map(member).collect() }
     }
 
-    /// How many of its members must have released it before another list may be signed: one more
-    /// than leaves a quorum that could still hold its document.
+    /// Number of members that must have released this list before another list may be signed. Fewer
+    /// than a quorum are then left that could still hold its document.
     #[must_use]
     pub fn releases_needed(&self, rules: &Rules) -> usize {
         let leaves_a_quorum = self.members.len() - quorum(self.members.len());
@@ -89,7 +92,7 @@ impl Bound {
 }
 
 impl Journal {
-    /// A new agent's: key and incarnation just made, first start.
+    /// Returns the journal of a new agent at its first start; key and incarnation were just made.
     #[must_use]
     pub fn new(key: KeyId, incarnation: Incarnation, machine: Machine) -> Journal {
         Journal {
@@ -107,27 +110,30 @@ impl Journal {
         }
     }
 
-    /// The journal to persist at the next start, before the session is shown to anybody.
+    /// Returns the journal to persist at the next start, before the new session is shown to
+    /// anybody.
     #[must_use]
     pub fn rebooted(mut self) -> Journal {
         self.boot += 1;
         self
     }
 
-    /// The highest epoch signed or released: what redeem and poll tell the service.
+    /// Highest epoch that was signed or released, 0 for none; redeem and poll tell it to the
+    /// service.
     #[must_use]
     pub fn highest_epoch(&self) -> Epoch {
         self.bound.keys().next_back().copied().unwrap_or(0).max(self.released)
     }
 
-    /// The highest epoch that this agent follows the service to: what lies beyond was never
-    /// reached by a cluster, and a promise about it could not be kept apart from "never again".
+    /// Highest epoch that this agent accepts from the service. No cluster has reached a higher one,
+    /// and a release of it would mean "never again".
     #[must_use]
     pub fn epoch_limit(&self) -> Epoch {
         self.highest_epoch().saturating_add(EPOCH_DISTANCE).min(EPOCH_MAX)
     }
 
-    /// What must hold of every journal, whatever came in; the name of the first thing that doesn't.
+    /// Checks what must hold of every journal, whatever events came in. Returns the first
+    /// violation.
     #[must_use]
     pub fn broken(&self, rules: &Rules) -> Option<&'static str> {
         let bound = |held: &Document| {
@@ -159,8 +165,8 @@ impl Journal {
         self.held.is_some() || self.admitted
     }
 
-    /// Whether the record may be replaced by another one (an address changed): not while a list
-    /// with the old one could still be committed, nor after it was.
+    /// Whether another record may replace this one, for instance with a new address. It may not
+    /// while a list with the old record could still be committed, nor after that commit.
     #[must_use]
     pub fn may_change_record(&self) -> bool {
         !self.may_launch() && self.bound.keys().next_back().is_none_or(|&e| e <= self.released)

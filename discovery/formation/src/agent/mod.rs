@@ -1,4 +1,4 @@
-//! The agent's machine: from key to running node.
+//! The agent's state machine, from the new key to the running node.
 
 mod directory;
 mod documents;

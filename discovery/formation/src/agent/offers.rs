@@ -1,4 +1,4 @@
-//! The list that the service proposes: looked at, probed, signed or refused.
+//! How an agent handles a proposed list: it probes the members, then signs or refuses.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,13 @@ use crate::rules::Rules;
 use crate::service::{Probe, Row};
 use crate::values::{Epoch, Incarnation, KeyId};
 
+/// Proposal that the agent is deciding on.
 #[derive(Clone, Debug)]
 pub(super) struct Considered {
     pub(super) offer: Box<Offer>,
-    /// What the probes found.
+    /// Results of the probes so far: this agent's row of the matrix.
     row: Row,
-    /// Signed or refused: nothing more is said about it.
+    /// Whether the agent has signed or refused the proposal; it then says nothing more about it.
     pub(super) answered: bool,
 }
 
@@ -30,7 +31,8 @@ impl Agent {
             return;
         }
         match self.considered.take() {
-            // The same list again, shown with newer releases: the probes so far still count.
+            // The service shows the same list again, with newer releases: the probes so far still
+            // count.
             Some(known) if known.offer.h == offer.h => {
                 self.considered = Some(Considered { offer, ..known });
                 if known_answer_stands(&self.considered) {
@@ -90,7 +92,7 @@ impl Agent {
         self.try_to_sign(rules, changed, output);
     }
 
-    /// The incarnation that `peer` must have: by the proposal, or by an earlier signed list.
+    /// Incarnation that `peer` must have, by the proposal or else by an earlier signed list.
     fn incarnation_of(&self, peer: KeyId) -> Option<Incarnation> {
         let proposal = self.considered.as_ref().map(|considered| &considered.offer.proposal);
         let proposed = proposal.and_then(|proposal| proposal.record_of(peer));
@@ -107,8 +109,8 @@ impl Agent {
         }
     }
 
-    /// Signs if the matrix row is green and every earlier list is released; if not, shows the row
-    /// once every peer has been tried.
+    /// Signs the proposal if all probes succeeded and every earlier list is released. Otherwise
+    /// sends the matrix row, once every peer has been tried.
     pub(super) fn try_to_sign(&mut self, rules: &Rules, row_changed: bool, output: &mut Output) {
         let Some(considered) = &mut self.considered else { return };
         if considered.answered {
@@ -146,8 +148,8 @@ fn known_answer_stands(considered: &Option<Considered>) -> bool {
     considered.as_ref().is_some_and(|considered| considered.answered)
 }
 
-/// Whom to probe: every other member of the list, and members of earlier signed lists that are
-/// not in it, for their releases.
+/// Agents to probe: every other member of the list, and members of earlier signed lists that are
+/// not in it. The latter are asked for their releases only.
 fn targets(journal: &Journal, offer: &Offer) -> Vec<Target> {
     let mut targets: BTreeMap<KeyId, Target> = BTreeMap::new();
     for member in journal.bound.values().flat_map(|bound| &bound.members) {
@@ -159,6 +161,7 @@ fn targets(journal: &Journal, offer: &Offer) -> Vec<Target> {
         };
         targets.insert(member.key, target);
     }
+    // The proposal's record of an agent replaces the entry from an earlier list.
     for record in &offer.proposal.records {
         let target = Target {
             key: record.key,

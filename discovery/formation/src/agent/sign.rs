@@ -1,8 +1,10 @@
-//! S1 to S7: when an agent may sign a proposal.
+//! S1 to S7: the conditions on which an agent signs a proposal.
 //!
 //! Most are judged once, when the proposal comes, and a failure is a nack. Two may become true
-//! while the agent waits: the matrix (S3), whose red fields are reported as they are, and the
-//! releases of earlier lists (S6), which others are about to sign.
+//! while the agent waits:
+//!
+//! * S3, the probe matrix: failed probes are reported to the service as they are.
+//! * S6, the releases of earlier lists: other agents may be about to sign theirs.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +16,8 @@ use crate::fitness;
 use crate::rules::{Rule, Rules};
 use crate::values::{Epoch, KeyId, Record, Seat};
 
-/// S4, S1, S2, S5 and S7, in this order: by a clock that is wrong, records seem to be wrong too.
+/// Checks S4, S1, S2, S5 and S7, in this order. With a wrong clock records seem to be wrong too, so
+/// S4 comes first.
 pub(super) fn judge(rules: &Rules, journal: &Journal, offer: &Offer) -> Result<(), Objection> {
     s4_skew(offer)?;
     s1_records(journal, offer)?;
@@ -23,7 +26,7 @@ pub(super) fn judge(rules: &Rules, journal: &Journal, offer: &Offer) -> Result<(
     s7_nothing_begun(rules, journal, offer)
 }
 
-/// Every record is valid under statement and grant, and my own is the one that I sent.
+/// S1: every record is valid under statement and grant, and this agent's own is the one it sent.
 fn s1_records(journal: &Journal, offer: &Offer) -> Result<(), Objection> {
     if let Some((&seat, why)) = offer.invalid.iter().next() {
         return Err(Objection::InvalidRecord { seat, why: why.clone() });
@@ -44,7 +47,7 @@ fn s1_records(journal: &Journal, offer: &Offer) -> Result<(), Objection> {
     Ok(())
 }
 
-/// No name, URL, key, incarnation or machine twice, and no address that can't be reached.
+/// S2: every record may stand in a list, and no two share a name, URL, key, incarnation or machine.
 fn s2_no_duplicates(offer: &Offer) -> Result<(), Objection> {
     let seats: Vec<(Seat, &Record)> =
         (1..).zip(offer.proposal.records.iter().map(AsRef::as_ref)).collect();
@@ -66,7 +69,8 @@ fn s4_skew(offer: &Offer) -> Result<(), Objection> {
     Ok(())
 }
 
-/// Above each epoch that was signed or released, or the very list that was signed, unreleased.
+/// S5: the epoch is above each one that was signed or released, and not beyond the limit. The very
+/// list that was signed passes again, unless it was released.
 fn s5_epoch(rules: &Rules, journal: &Journal, offer: &Offer) -> Result<(), Objection> {
     let epoch = offer.proposal.epoch;
     if is_signed(journal, offer) || !rules.on(Rule::OneListPerEpoch) {
@@ -79,14 +83,14 @@ fn s5_epoch(rules: &Rules, journal: &Journal, offer: &Offer) -> Result<(), Objec
     if epoch > limit { Err(Objection::EpochTooFar { epoch, limit }) } else { Ok(()) }
 }
 
-/// This very list was signed before and not released since.
+/// Whether the agent has signed this very list before and not released it since.
 pub(super) fn is_signed(journal: &Journal, offer: &Offer) -> bool {
     let epoch = offer.proposal.epoch;
     journal.bound.get(&epoch).is_some_and(|bound| bound.h == offer.h) && epoch > journal.released
 }
 
 /// S6: enough members of each earlier signed list have released it that no quorum of it can ever
-/// hold its document. A node that answers there is no release.
+/// hold its document. A running node at a member's address doesn't count as a release.
 pub(super) fn s6_releases(
     rules: &Rules,
     journal: &Journal,
@@ -109,7 +113,7 @@ pub(super) fn s6_releases(
     Ok(())
 }
 
-/// Some of them, with where they listened: what fits into a sentence.
+/// Names the missing members with their addresses, as many as fit into a sentence.
 fn named(missing: &[&Member]) -> String {
     const NAMED: usize = 3;
     let name = |member: &&Member| {
@@ -123,7 +127,7 @@ fn named(missing: &[&Member]) -> String {
     }
 }
 
-/// The members of a signed list whose release of it isn't here.
+/// Returns the members of a signed list whose release of it hasn't come.
 fn unreleased<'a>(
     journal: &Journal,
     epoch: Epoch,

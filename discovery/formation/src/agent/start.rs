@@ -1,4 +1,4 @@
-//! What an agent does when it starts: journal and directory decide, nobody is asked.
+//! Decides what an agent does when it starts, from its journal and the node's directory alone.
 
 use crate::agent::directory::Directory;
 use crate::agent::event::From;
@@ -6,30 +6,32 @@ use crate::agent::journal::{Journal, Start};
 use crate::rules::{Rule, Rules};
 use crate::values::Machine;
 
-/// What to do at a start.
+/// Next step of a starting agent, as [`at_start`] decides it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// No journal: make key, incarnation and journal, and begin.
+    /// There is no journal: make key, incarnation and journal, and begin.
     BeginNew,
     /// The journal was made on another machine: move key and journal aside, then decide again
     /// without them.
     SetAsideAndBeginNew,
     /// Persist [`Journal::rebooted`], then go on where the journal stands (redeem, or wait).
     GoOn,
-    /// Persist [`Journal::rebooted`], then step [`Event::Looked`](super::Event::Looked): the
-    /// document is held, or the running cluster has added this host.
+    /// Persist [`Journal::rebooted`], then step [`Event::Looked`](super::Event::Looked). The agent
+    /// holds the document, or the running cluster has added this host.
     GoOnToLaunch,
-    /// Execute the node, without asking anybody.
+    /// Execute the node, without asking the service or any peer.
     Start(From),
-    /// The node's data is lost: ask for a replacement, look again in a minute. Never a new start.
+    /// The node's data is lost: ask for a replacement and look again in a minute. Never start it
+    /// anew.
     ReplacementWanted { why: String },
     /// Touch nothing, say why, and end with exit code 1.
     Refuse { why: String },
-    /// Removed: end with exit code 3.
+    /// The member was removed from its cluster: end with exit code 3.
     Removed,
 }
 
-/// The restart table. A directory with its own log never asks discovery.
+/// Decides what a restarted agent does. With the node's own log in the directory it never asks the
+/// discovery service.
 #[must_use]
 pub fn at_start(
     rules: &Rules,
@@ -83,7 +85,7 @@ fn before_launch(rules: &Rules, journal: &Journal, directory: &Directory) -> Dec
         (Directory::Blank, _) if member => Decision::GoOnToLaunch,
         (Directory::Blank, _) => Decision::GoOn,
         (_, Own::Marker) if member => Decision::GoOnToLaunch,
-        // Without the rule nothing is written before the exec, and a log is the only trace of it.
+        // With the rule off nothing is written before the exec, so a log is the only trace of one.
         (Directory::Log(_), _) if member && !rules.on(Rule::LaunchingBeforeExec) => {
             Decision::Start(From::Log)
         }
@@ -91,7 +93,7 @@ fn before_launch(rules: &Rules, journal: &Journal, directory: &Directory) -> Dec
     }
 }
 
-/// What of this incarnation lies in the directory.
+/// Trace of this agent's own incarnation in the node's directory.
 enum Own {
     Marker,
     Log,

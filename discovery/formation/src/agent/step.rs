@@ -1,4 +1,4 @@
-//! One agent, one event.
+//! Applies one event to one agent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,45 +11,45 @@ use crate::rules::{Rule, Rules};
 use crate::service::{Phase, RefusalCode};
 use crate::values::{Epoch, KeyId, Millis, Record, Session};
 
-/// How far this host's clock may be off the service's (S4).
+/// Largest difference between this host's clock and the service's that S4 allows.
 pub const SKEW_ALLOWED: Millis = Millis(30_000);
 
-/// How long a proposal may wait for releases before the agent says so (S6), if the service gives it
-/// up in `left`: half of that, so that the service hears why before it has given it up.
+/// Returns how long a proposal may wait for releases (S6) before the agent refuses it. The service
+/// gives the proposal up in `left`; half of that lets it hear the reason before.
 #[must_use]
 pub fn patience(left: Millis) -> Millis {
     Millis(left.0 / 2)
 }
 
-/// Exit code: something is wrong that a person has to mend.
+/// Exit code for a fault that a person has to mend.
 pub(super) const EXIT_FAILED: u8 = 1;
-/// Exit code: restarting changes nothing.
+/// Exit code for a state that no restart changes.
 const EXIT_FOR_GOOD: u8 = 3;
 
-/// One running agent: its journal as it is on disk, and what a restart forgets.
+/// One running agent: its journal as it is on disk, and the state that a restart forgets.
 #[derive(Clone, Debug)]
 pub struct Agent {
-    /// As on disk, once the last [`Output::durable`] is.
+    /// Journal, equal to the one on disk once the last [`Output::durable`] is written.
     pub journal: Journal,
-    /// This run.
+    /// Session of this run of the agent.
     pub session: Session,
-    /// The proposal that is being looked at.
+    /// Proposal that the agent is deciding on.
     pub(super) considered: Option<Considered>,
-    /// Others' releases, verified: the highest of each.
+    /// Verified releases of other agents: the highest epoch of each.
     pub(super) releases: BTreeMap<KeyId, Epoch>,
 }
 
 impl Agent {
-    /// An agent that has decided to go on at its start; `journal` is on disk with this boot
-    /// counter, `nonce` is random and new.
+    /// Returns an agent that goes on after its start. `journal` is on disk with this boot counter;
+    /// `nonce` is random and new.
     #[must_use]
     pub fn new(journal: Journal, nonce: u128) -> Agent {
         let session = Session { boot: journal.boot, nonce };
         Agent { journal, session, considered: None, releases: BTreeMap::new() }
     }
 
-    /// Applies one event. `self.journal` is then what `durable` says: if it can't be written, this
-    /// value must be thrown away, and with it the process.
+    /// Applies one event. `self.journal` then equals [`Output::durable`]. If that can't be written,
+    /// the caller must throw this value away and end the process.
     pub fn step(&mut self, rules: &Rules, event: Event) -> Output {
         let mut output = Output::default();
         match event {
@@ -94,15 +94,15 @@ impl Agent {
         output
     }
 
-    /// Whether it listens for probes on the node's peer address: from before its first redeem
-    /// until the launch.
+    /// Whether the agent listens for probes on the node's peer address: from before its first
+    /// redeem until the launch.
     #[must_use]
     pub fn listens(&self) -> bool {
         self.journal.start == Start::NotYet && !self.journal.tombstone
     }
 
-    /// The answer to a probe by `asker` (the key of its TLS certificate): none, and the connection
-    /// is closed, unless it is in the proposal or in a list that this agent signed.
+    /// Answers a probe by `asker`, the key of its TLS certificate. `None` closes the connection:
+    /// `asker` is neither in the proposal nor in a list that this agent signed.
     #[must_use]
     pub fn answer_probe(&self, asker: KeyId) -> Option<ProbeAnswer> {
         let proposed = self
@@ -120,7 +120,7 @@ impl Agent {
         })
     }
 
-    /// The releases that this agent waits for before it signs the proposal that it looks at (S6).
+    /// Returns the releases (S6) that the agent waits for before it signs the present proposal.
     #[must_use]
     pub fn waits_for(&self, rules: &Rules) -> Option<Objection> {
         let considered = self.considered.as_ref().filter(|considered| !considered.answered)?;
@@ -153,8 +153,8 @@ impl Agent {
         }
     }
 
-    /// The service shows `epoch`: nothing below it will ever be signed or held here. Whoever holds
-    /// a document releases nothing.
+    /// Promises never to sign or hold a list below `epoch`, which the service shows. An agent that
+    /// holds a document releases nothing.
     pub(super) fn release_below(&mut self, rules: &Rules, epoch: Epoch, output: &mut Output) {
         let holds = self.journal.held.is_some() && rules.on(Rule::HeldReleasesNothing);
         let below = epoch.saturating_sub(1);
@@ -171,7 +171,7 @@ impl Agent {
             return;
         }
         if let Some(held) = &self.journal.held {
-            // It is a member whatever the service knows: the document says so.
+            // The document makes this agent a member, whatever the service knows.
             if let Some(
                 RefusalCode::BootClosed | RefusalCode::Abandoned | RefusalCode::UnknownKey,
             ) = code
@@ -189,11 +189,12 @@ impl Agent {
                 | RefusalCode::Abandoned
                 | RefusalCode::Retired,
             ) => stop(EXIT_FOR_GOOD, "the cluster has no place for this host"),
-            // A restart would take the key over from the other copy, and so on for ever.
+            // Never restart: it would take the key over from the other copy, which would do the
+            // same.
             Some(RefusalCode::KeyElsewhere) => {
                 stop(EXIT_FOR_GOOD, "another session holds this agent's key: this host is a copy")
             }
-            // Another bundle, or another address: a person has to bring it.
+            // Only a person can mend these, with another bundle or another address.
             Some(
                 RefusalCode::GrantUnknown
                 | RefusalCode::GrantExpired
@@ -203,7 +204,7 @@ impl Agent {
                 | RefusalCode::RecordRefused
                 | RefusalCode::StatementRefused,
             ) => stop(EXIT_FOR_GOOD, "the service has refused this host's token or record"),
-            // What these are about is looked at anew with the next poll.
+            // The next poll shows the state that these refusals are about.
             Some(
                 RefusalCode::StaleEpoch
                 | RefusalCode::Split
