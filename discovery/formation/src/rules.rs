@@ -1,95 +1,102 @@
-//! The rules that each stop a known way to end with two clusters, or with none.
+//! Rules of formation: each prevents a known way to end with two clusters, or with none.
 //!
-//! Both machines ask [`Rules`] before they apply a rule, so that the exhaustive exploration can
-//! switch one off and show that the disaster which it stops is then found again. A rule that nobody
-//! can switch off can't be shown to matter.
+//! Both state machines check [`Rules`] before they apply a rule. So the exhaustive exploration can
+//! switch one off, and show that it then finds the disaster again. A rule that nobody can switch
+//! off can't be shown to matter.
 //!
 //! **In the product every rule is always on, by construction.** The field of [`Rules`] is private,
 //! and the only value that this crate hands out is [`Rules::ALL`]. `Rules::without` exists under
-//! `cfg(rules_off)` alone, and that is not a Cargo feature, which a workspace build would unify into
-//! the programs: the package `formation-explored` compiles these same source files a second time,
+//! `cfg(rules_off)` alone. That is not a Cargo feature, which a workspace build would unify into
+//! the programs. The package `formation-explored` compiles these same source files a second time,
 //! as a crate of its own, with that `cfg` set by its build script. The programs link
 //! `discovery-formation`, which never has it.
 
-/// One rule. Each says what goes wrong without it.
+/// One rule of formation. Each variant's comment says what goes wrong without the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Rule {
-    /// Time is judged before the event: leases lapse first. Without it a last ack commits a list
-    /// whose other members died long ago.
+    /// Leases lapse before an event is judged. Without the rule a last ack commits a list whose
+    /// other members died long ago.
     LapseFirst,
-    /// A freeze takes an epoch above everything that its agents have signed or released. Without
-    /// it a restored database proposes epochs that nobody may sign.
+    /// A list is frozen at an epoch above everything that its agents have signed or released.
+    /// Without the rule a restored database proposes epochs that nobody may sign.
     FreezeAboveFloor,
-    /// One session for each key: a boot counter not above the last, from another nonce, is a
-    /// second holder of the key. Without it two copies of a host share one seat.
+    /// Each key has one session: a boot counter not above the last one, with another nonce, means a
+    /// second holder of the key. Without the rule two copies of a host share one seat.
     ///
-    /// Defence in depth, so no exploration isolates it: a copy is stopped by [`Rule::SameMachine`]
-    /// first, and where nobody can tell the machines apart, refusing the copy's word doesn't keep a
-    /// document from reaching it. What this rule adds is that somebody is told.
+    /// Defence in depth, so no exploration isolates it. [`Rule::SameMachine`] stops a copy first.
+    /// Where nobody can tell the machines apart, refusing the copy's messages doesn't keep a
+    /// document from reaching it. This rule adds that an operator is told.
     OneSession,
-    /// A use of a token is a held seat. Without it (a use is a key) a re-imaged host finds the
-    /// token full.
+    /// A seat that is held takes one use of a token. Without the rule each key takes one for good,
+    /// and a re-imaged host finds the token exhausted.
     UseIsASeat,
-    /// Whoever is counted twice goes behind the live standbys. Without it an unreachable host
-    /// keeps its seat while a good one waits.
+    /// An agent that two failed lists were counted against goes behind the live standbys. Without
+    /// the rule an unreachable host keeps its seat while a good one waits.
     CountedGoBehind,
-    /// Members who miss each other in pairs are counted although most reach each of them. Without
-    /// it one broken link between two of many hosts freezes the same list for ever.
+    /// If members miss each other in pairs, failed lists are counted against some of them, although
+    /// most members reach each. Without the rule one broken link between two of many hosts freezes
+    /// the same list for ever.
     PairsAreCounted,
-    /// Times that were stored lie no further ahead than one that is stored now could. Without it
-    /// a clock that was ahead for seconds holds everybody back for as long as it was ahead.
+    /// A stored time lies no further ahead than one that is stored now could. Without the rule a
+    /// clock that was ahead for seconds delays everybody for as long as it was ahead.
     ClampStoredTimes,
     /// An ack for the committed proposal is answered with the document, however often it comes.
-    /// Without it a lost answer strands the member.
+    /// Without the rule a lost answer strands the member.
     AckAgain,
-    /// An owner-signed retire ends a committed cluster. Without it one whose members died at the
-    /// wrong moment has no way out.
+    /// A retirement that an owner signed ends a committed cluster. Without the rule a cluster whose
+    /// members died at the wrong moment has no way out.
     RetireIsAnExit,
-    /// Abandon is refused from the commit on. Without it nodes start after it.
+    /// A committed cluster can't be abandoned. Without the rule its nodes start although it was
+    /// abandoned.
     AbandonBeforeCommit,
-    /// Neither abandon nor the deadline ends a cluster in a changed database before the ledgers have
-    /// been compared. Without it one that is committed is called abandoned, and its nodes start.
+    /// Neither abandon nor the deadline ends a cluster in a changed database before the ledgers
+    /// have been compared. Without the rule a committed cluster is called abandoned, and its nodes
+    /// start.
     EndWhenSettled,
-    /// S5: one list for each epoch, and none at or below a released one. Without it, whoever has
-    /// promised the others to be in no such list signs one after all. [`Rule::HoldAboveReleased`]
-    /// stands behind it (the signer would not hold the document); with that off, two lists get a
-    /// majority.
+    /// S5: an agent signs one list per epoch, and none at or below a released epoch. Without the
+    /// rule an agent that has promised to be in no such list signs one after all.
+    /// [`Rule::HoldAboveReleased`] backs this rule up, since the signer would not hold the
+    /// document. With both off, two lists get a majority.
     OneListPerEpoch,
-    /// S6: no second list before enough members of each earlier one have released it. Without it
-    /// one host is the majority's last vote in two lists.
+    /// S6: an agent signs no second list before enough members of each earlier one have released
+    /// it. Without the rule one host is the majority's last vote in two lists.
     ReleasesFirst,
-    /// S6 waits for so many releases that fewer than a quorum are left. Without it (for one less)
-    /// the quorum that is left starts, while those who released are the majority of another list.
+    /// S6 waits until so many members have released a list that fewer than a quorum are left.
+    /// Without the rule it waits for one release less. The quorum that is left then starts, while
+    /// the members that released are the majority of another list.
     EnoughReleases,
-    /// A document is held only if its epoch is above everything that was released. Without it a
-    /// promise to others is broken.
+    /// A document is held only if its epoch is above everything that the agent released. Without
+    /// the rule the agent breaks a promise to others.
     HoldAboveReleased,
-    /// A document is held only by whose journal knows that it was signed. Without it a directory
-    /// restored from an old copy holds what it may have released since.
+    /// A document is held only if the agent's journal knows that the agent signed it. Without the
+    /// rule a directory restored from an old copy holds a document that it may have released since.
     ///
-    /// Defence in depth, so no exploration isolates it: an agent never holds what it did not sign,
-    /// unless its journal has forgotten; and a journal that forgets may as well sign anew, which no
-    /// rule can notice. It makes the narrower case safe, in which only the document comes.
+    /// Defence in depth, so no exploration isolates it. An agent never holds what it did not sign,
+    /// unless its journal has forgotten. A journal that forgets may as well sign again, which no
+    /// rule can notice. This rule makes the narrower case safe, in which only the document comes.
     HoldWhatWasSigned,
-    /// Whoever holds a document releases nothing.
+    /// An agent that holds a document releases nothing. Without the rule its release helps others
+    /// to sign a second list.
     HeldReleasesNothing,
-    /// One document for each incarnation: a second one is reported, never held.
+    /// Each incarnation has one document: a second one is reported, never held.
     ///
-    /// Defence in depth, so no exploration isolates it: whoever signs a later list has released the
-    /// earlier one with it ([`Rule::HoldAboveReleased`]), and whoever holds a document signs no
-    /// other list (S7), so of all documents with its signature there is one that it may hold.
-    /// Without the rule nobody would be told that there are two.
+    /// Defence in depth, so no exploration isolates it. An agent that signs a later list has
+    /// released the earlier one ([`Rule::HoldAboveReleased`]). An agent that holds a document signs
+    /// no other list (S7). So of all documents with its signature it may hold only one. Without the
+    /// rule nobody would be told that there are two.
     OneDocument,
-    /// The marker and `launching` are durable before the node is executed. Without it a disk that
-    /// is lost right after looks like one that was never used.
+    /// The marker and `launching` are durable before the node is executed. Without the rule a disk
+    /// that is lost right afterwards looks like one that was never used.
     LaunchingBeforeExec,
-    /// `ran` is journalled once the node's log is seen, not before. Without it a kill before the
-    /// exec looks like lost data.
+    /// The journal says `ran` once the node's log is seen, and not before. Without the rule a kill
+    /// before the exec looks like lost data.
     RanAfterLog,
-    /// A directory with nothing but `lost+found` is blank.
+    /// A directory with nothing but `lost+found` is blank. Without the rule an agent refuses a new
+    /// file system.
     LostAndFoundIsBlank,
-    /// A journal found on another machine is put aside. Without it a clone starts as its original.
+    /// A journal that was made on another machine is set aside. Without the rule a clone starts as
+    /// its original.
     SameMachine,
 }
 
@@ -121,7 +128,7 @@ impl Rule {
     ];
 }
 
-/// Which rules are on. Outside the exploration that is [`Rules::ALL`].
+/// Set of the rules that are on. Outside the exploration it is [`Rules::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     off: u32,
@@ -138,7 +145,7 @@ impl Rules {
         self.off & (1 << rule as u8) == 0
     }
 
-    /// These rules with `rule` switched off.
+    /// Returns these rules with `rule` switched off.
     #[cfg(any(test, rules_off))]
     #[must_use]
     pub fn without(self, rule: Rule) -> Rules {

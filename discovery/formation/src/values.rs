@@ -1,7 +1,7 @@
-//! The values that both machines speak in: verified, normalised, plain.
+//! Values that both state machines take: verified, normalised, plain data.
 //!
-//! Whoever calls has checked signatures, parsed addresses and computed hashes; nothing here does.
-//! Texts that were signed (`Arc<str>`) are carried as received and never looked into.
+//! The caller has checked signatures, parsed addresses and computed hashes; nothing here does.
+//! Signed texts (`Arc<str>`) are carried as received and never parsed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,13 +16,13 @@ pub struct Micros(pub u64);
 pub struct Millis(pub u64);
 
 impl Micros {
-    /// This point, `length` later; never wraps.
+    /// Returns the point `length` later; saturates instead of wrapping.
     #[must_use]
     pub fn after(self, length: Millis) -> Micros {
         Micros(self.0.saturating_add(length.0.saturating_mul(1_000)))
     }
 
-    /// How long from here to `later`; zero if that has passed.
+    /// Returns the time from here to `later`, rounded up; zero if `later` has passed.
     #[must_use]
     pub fn until(self, later: Micros) -> Millis {
         Millis(later.0.saturating_sub(self.0).div_ceil(1_000))
@@ -47,7 +47,7 @@ impl fmt::Display for Millis {
     }
 }
 
-/// The first four bytes in hex: enough to tell keys and hashes apart in a sentence.
+/// Writes the first four bytes in hex: enough to tell keys and hashes apart in a sentence.
 fn short(bytes: &[u8; 32], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     bytes.iter().take(4).try_for_each(|byte| write!(f, "{byte:02x}"))
 }
@@ -68,7 +68,7 @@ impl fmt::Display for KeyId {
     }
 }
 
-/// A SHA-256 that the caller has computed.
+/// SHA-256 value that the caller has computed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hash(pub [u8; 32]);
 
@@ -84,11 +84,11 @@ impl fmt::Display for Hash {
     }
 }
 
-/// A cluster's UUID.
+/// UUID of a cluster, as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterId(pub u128);
 
-/// One life of one member: random, never used twice.
+/// Random id of one life of one member, never used twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u128);
 
@@ -104,59 +104,61 @@ impl fmt::Display for Incarnation {
     }
 }
 
-/// A grant's id.
+/// Id of a grant, as text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantId(pub Arc<str>);
 
-/// One try at a list, counted from 1; 0 is "none yet".
+/// Number of one try at a list, counted from 1; 0 means none yet.
 pub type Epoch = u64;
 
-/// A place in the list, counted from 1.
+/// Number of a seat in the list, counted from 1.
 pub type Seat = u8;
 
-/// What is known of the machine under an agent: fact → value, for instance `dmi-uuid`,
-/// `machine-id`. Every fact is optional, so neither question below is the other's opposite.
+/// Known facts about the machine under an agent, by name: for instance `dmi-uuid` and `machine-id`.
+/// Every fact is optional, so [`Machine::differs_from`] and [`Machine::is_shared_with`] are not
+/// opposites.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Machine(pub BTreeMap<String, String>);
 
 impl Machine {
-    /// The facts that both have and on which they disagree: one is enough for another machine.
+    /// Whether the two are different machines: they disagree on at least one fact that both have.
     #[must_use]
     pub fn differs_from(&self, other: &Machine) -> bool {
         self.0.iter().any(|(fact, value)| other.0.get(fact).is_some_and(|theirs| theirs != value))
     }
 
-    /// They share a fact and disagree on none: one machine, as far as anybody can tell.
+    /// Whether the two are one machine, as far as anybody can tell: they share a fact and disagree
+    /// on none.
     #[must_use]
     pub fn is_shared_with(&self, other: &Machine) -> bool {
         self.0.keys().any(|fact| other.0.contains_key(fact)) && !self.differs_from(other)
     }
 }
 
-/// What one agent says of itself, signed by its key; its token's key signed the hash. Verified.
+/// Verified self-description of one agent, signed by its key. The token's key signed its hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The agent's key.
+    /// Public key of the agent.
     pub key: KeyId,
-    /// SHA-256 of `jws`: two records are the same if these are.
+    /// SHA-256 of `jws`: two records are the same if these are equal.
     pub hash: Hash,
-    /// SHA-256 of `token_jws`.
+    /// SHA-256 of the bytes of `token_jws`.
     pub token_hash: Hash,
     /// SHA-256 of the node's public key (SPKI DER).
     pub node_key: Hash,
-    /// Where the agent runs.
+    /// Machine that the agent runs on.
     pub machine: Machine,
-    /// The node's incarnation.
+    /// Incarnation of the agent's node.
     pub incarnation: Incarnation,
-    /// The member's name.
+    /// Name of the member in its cluster.
     pub name: String,
     /// Peer URLs, normalised: `https://host:port`, lower case, port always given, no path.
     pub peer_urls: Vec<String>,
-    /// Client URLs, normalised.
+    /// Client URLs, normalised like the peer URLs.
     pub client_urls: Vec<String>,
-    /// The cluster that it asks for.
+    /// Cluster that the agent asks to be a member of.
     pub cluster: ClusterId,
-    /// The grant that it redeems.
+    /// Grant that the agent redeems.
     pub grant: GrantId,
     /// The record as received: a compact JWS by `key`.
     pub jws: Arc<str>,
@@ -164,7 +166,7 @@ pub struct Record {
     pub token_jws: Arc<str>,
 }
 
-/// What a cluster's creator allowed beyond the defaults.
+/// Permissions that a cluster's creator gave beyond the defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Permissions {
     /// Loopback addresses may be advertised.
@@ -177,48 +179,46 @@ pub struct Permissions {
     pub allow_low_ports: bool,
 }
 
-/// The newest verified statement of a cluster: what its owner signed that it is.
+/// Newest verified statement of a cluster: its owner signed what the cluster is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statement {
     /// SHA-256 of the statement's JWS.
     pub hash: Hash,
-    /// 1 for the first; each next one adds 1.
+    /// Number in the chain of statements: 1 for the first, one more for each next.
     pub sequence: u64,
-    /// Which cluster.
+    /// Cluster that the statement is about.
     pub cluster: ClusterId,
-    /// How many members: 1 to 9. Never changes.
+    /// Number of members: 1 to 9. Never changes.
     pub size: u8,
-    /// What it allows.
     pub permissions: Permissions,
 }
 
-/// More than half of `size`.
+/// Returns the smallest majority of `size` members.
 #[must_use]
 pub fn quorum(size: usize) -> usize {
     size / 2 + 1
 }
 
-/// A list to be signed: (L, e).
+/// List of members to be signed, with its epoch: (L, e).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal {
-    /// Which cluster.
+    /// Cluster that the list is for.
     pub cluster: ClusterId,
-    /// The newest statement's hash when the list was frozen.
+    /// Hash of the newest statement when the list was frozen.
     pub statement: Hash,
-    /// Its epoch.
     pub epoch: Epoch,
-    /// The records, seat 1 first.
+    /// Records of the members, seat 1 first.
     pub records: Vec<Arc<Record>>,
 }
 
 impl Proposal {
-    /// `key`'s seat in the list.
+    /// Returns the seat of `key` in the list, if it has one.
     #[must_use]
     pub fn seat_of(&self, key: KeyId) -> Option<Seat> {
         (1..).zip(&self.records).find(|(_, record)| record.key == key).map(|(seat, _)| seat)
     }
 
-    /// `key`'s record in the list.
+    /// Returns the record of `key` in the list, if it has one.
     #[must_use]
     pub fn record_of(&self, key: KeyId) -> Option<&Arc<Record>> {
         self.records.iter().find(|record| record.key == key)
@@ -228,27 +228,27 @@ impl Proposal {
 /// A whole commit document, verified by statement chain, records and acks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// What everybody signed.
+    /// List that every member signed.
     pub proposal: Proposal,
-    /// The proposal's hash.
+    /// Hash of the proposal, which every ack is signed over.
     pub h: Hash,
     /// The document as received.
     pub text: Arc<str>,
 }
 
-/// One run of one agent: what tells two holders of one key apart.
+/// One run of one agent; it tells two holders of one key apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Session {
-    /// How often this agent has started; durable before it is shown.
+    /// Number of times that this agent has started; durable before it is shown.
     pub boot: u64,
-    /// Random, chosen at the start, never written down.
+    /// Random number, chosen at the start and never written down.
     pub nonce: u128,
 }
 
-/// A signed promise: never a member of a list of an epoch ≤ `epoch`.
+/// Signed promise never to be a member of a list of an epoch ≤ `epoch`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {
-    /// Up to and with this epoch.
+    /// Highest epoch that the promise covers.
     pub epoch: Epoch,
     /// The promise as received, for the others to verify.
     pub jws: Arc<str>,

@@ -1,11 +1,11 @@
 //! RFC 7523 assertions and RFC 9068 access tokens.
 //!
-//! Both are bound to the client's key: the assertion must come over a TLS connection whose client
-//! certificate carries the key that signed it, and the access token names that key in `cnf.jkt`
-//! (RFC 7638 thumbprint) and is worth nothing on a connection with another.
+//! Both are bound to the client's key. An assertion must come over a TLS connection whose client
+//! certificate carries the key that signed it. An access token names that key in `cnf.jkt` (RFC
+//! 7638 thumbprint), and is refused on a connection with another key.
 //!
-//! They are read by the same strict JWS code as everything else, with their registered claims
-//! (RFC 7519) required and compared. Their times are judged here, by the service's clock.
+//! The strict JWS code for all signed messages reads both, and requires and compares their
+//! registered claims (RFC 7519). This module judges their times, by the service's clock.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -15,15 +15,15 @@ use crate::digest::Nonce;
 use crate::jws::{Jws, JwsError, Parties, Typ};
 use crate::key::{KeyId, PublicKey, SigningKey};
 
-/// Longest life of an assertion.
+/// Longest lifetime of an assertion, in seconds.
 pub const MAX_ASSERTION_SECONDS: u64 = 60;
-/// Longest life of an access token.
+/// Longest lifetime of an access token, in seconds.
 pub const MAX_ACCESS_SECONDS: u64 = 600;
 /// `grant_type` of RFC 7523, section 2.1.
 pub const JWT_BEARER: &str = "urn:ietf:params:oauth:grant-type:jwt-bearer";
 
-/// Name of a discovery service as issuer and audience, from its root owner key: replicas share
-/// it, and it outlives the service's own keys.
+/// Returns the name of a discovery service as issuer and audience. It is made from the root owner
+/// key: replicas share it, and it outlives the service's own keys.
 pub fn issuer(root_owner: &PublicKey) -> String {
     format!("urn:muster:discovery:{}", root_owner.key_id())
 }
@@ -32,21 +32,21 @@ pub fn issuer(root_owner: &PublicKey) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Assertion {
-    /// The client: its key's id.
+    /// Issuer: the id of the client's key.
     pub iss: KeyId,
-    /// The same.
+    /// Subject: the id of the client's key, equal to `iss`.
     pub sub: KeyId,
-    /// The service, as [`issuer`] names it.
+    /// Audience: the name of the service, as [`issuer`] makes it.
     pub aud: String,
-    /// When it was made, in seconds since 1970.
+    /// Time at which the assertion was made, in seconds since 1970.
     pub iat: u64,
-    /// Until when, at most 60 s later.
+    /// Time at which the assertion expires, in seconds since 1970: at most 60 s after `iat`.
     pub exp: u64,
-    /// Its name: the service takes it once.
+    /// Random id of the assertion: the service takes each one only once.
     pub jti: Nonce,
 }
 
-/// Whom an access token is for.
+/// Kind of client that an access token is for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Subject {
@@ -68,50 +68,50 @@ pub struct Confirmation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AccessToken {
-    /// The service.
+    /// Issuer: the name of the service, as [`issuer`] makes it.
     pub iss: String,
-    /// The same.
+    /// Audience: the name of the service, equal to `iss`.
     pub aud: String,
-    /// The client: its key's id.
+    /// Subject: the id of the client's key.
     pub sub: KeyId,
-    /// What the client is.
+    /// Kind of client that the token is for.
     pub subject: Subject,
-    /// When it was made, in seconds since 1970.
+    /// Time at which the token was made, in seconds since 1970.
     pub iat: u64,
-    /// Until when, at most 10 min later.
+    /// Time at which the token expires, in seconds since 1970: at most 10 min after `iat`.
     pub exp: u64,
-    /// Its name.
+    /// Random id of the token.
     pub jti: Nonce,
-    /// The key that it is bound to.
+    /// Key that the token is bound to.
     pub cnf: Confirmation,
 }
 
-/// Why an assertion or access token is refused.
+/// Reason why an assertion or access token is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
-    /// Signature, kind, form, or a key that isn't known.
+    /// The signature, kind or form is wrong, or the signing key isn't known.
     #[error("{0}")]
     Jws(#[from] JwsError),
-    /// Not valid any more, or not yet.
+    /// The assertion or token is not valid any more, or not yet.
     #[error("it is not valid at this time: it ran from {iat} to {exp}, and it is {now}")]
     Time {
-        /// From.
+        /// Start of the validity, in seconds since 1970.
         iat: u64,
-        /// Until.
+        /// End of the validity, in seconds since 1970.
         exp: u64,
-        /// The service's time.
+        /// Time by the service's clock, in seconds since 1970.
         now: u64,
     },
-    /// It claims a longer life than it may have.
+    /// The lifetime is longer than allowed; holds the limit in seconds.
     #[error("it claims a life of more than {0} seconds")]
     TooLong(u64),
-    /// Bound to another key than that of the TLS connection.
+    /// The assertion or token is bound to another key than that of the TLS connection.
     #[error("it is bound to another key than that of the TLS connection")]
     OtherTlsKey,
 }
 
 impl Assertion {
-    /// Signs a new one at `now` (the service's time, seconds since 1970).
+    /// Signs a new assertion at `now` (the service's time, in seconds since 1970).
     pub fn sign(key: &SigningKey, audience: &str, now: u64) -> Jws {
         let assertion = Self {
             iss: key.key_id(),
@@ -124,8 +124,8 @@ impl Assertion {
         Jws::sign(Typ::Assertion, key, &assertion)
     }
 
-    /// Verifies one that came over a TLS connection with `tls_key`. Whether that key is a known
-    /// admin's or agent's, and whether `jti` was used before, is the caller's to look up.
+    /// Verifies an assertion that came over a TLS connection with `tls_key`. The caller must check
+    /// that this key is a known admin's or agent's, and that `jti` was not used before.
     pub fn verify(
         jws: &Jws,
         tls_key: &PublicKey,
@@ -144,13 +144,13 @@ impl Assertion {
 }
 
 impl AccessToken {
-    /// Signs one, as the service.
+    /// Signs the token with a key of the service.
     pub fn sign(&self, service: &SigningKey) -> Jws {
         Jws::sign(Typ::Access, service, self)
     }
 
-    /// Verifies one that came over a TLS connection with `tls_key`; `service` are the signing
-    /// keys that may still be in use.
+    /// Verifies an access token that came over a TLS connection with `tls_key`. `service` are the
+    /// signing keys that may still be in use.
     pub fn verify<'k>(
         jws: &Jws,
         service: impl IntoIterator<Item = &'k PublicKey>,
@@ -168,8 +168,8 @@ impl AccessToken {
     }
 }
 
-/// Both times are the service's own or were read from it, so there is next to no leeway: two
-/// seconds, for the whole seconds of a `Date` header.
+/// Checks lifetime and validity. Both times are the service's own or were read from it, so the
+/// leeway is only two seconds, for the whole seconds of a `Date` header.
 fn check_time(iat: u64, exp: u64, now: u64, most: u64) -> Result<(), AccessError> {
     if exp.saturating_sub(iat) > most {
         return Err(AccessError::TooLong(most));

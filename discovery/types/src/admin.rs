@@ -1,4 +1,4 @@
-//! Who the admins are: a chain of owner-signed changes that starts at one owner key.
+//! Chain of owner-signed changes that defines the admins. It starts at one owner key.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,11 +9,11 @@ use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::name::Name;
 use crate::role::Role;
 
-/// Most admins at a time.
+/// Largest number of admins at a time.
 pub const MAX_ADMINS: usize = 32;
-/// Longest chain that is verified.
+/// Largest number of changes in a chain that is verified.
 pub const MAX_CHANGES: usize = 4096;
-/// What the first owner is called until an owner names it otherwise.
+/// Name of the first owner, until an owner gives another one.
 pub const FIRST_OWNER: &str = "owner";
 
 /// One admin.
@@ -29,68 +29,67 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Whether it is an owner.
+    /// Whether the admin is an owner.
     pub fn is_owner(&self) -> bool {
         self.roles.contains(&Role::Owner)
     }
 }
 
-/// Payload of one element of the chain.
+/// Payload of one element of the admin chain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdminChange {
-    /// 1.
+    /// Version of the format, always 1.
     pub version: u32,
-    /// 1 for the first element, then one more each.
+    /// Number of the element: 1 for the first, then one more each.
     pub seq: u64,
     /// Hash of the element before; for the first one, [`AdminChain::root_hash`].
     pub previous: Digest,
-    /// What changes.
     pub change: Change,
 }
 
-/// What an element changes.
+/// Change that one element of the admin chain makes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Change {
-    /// A new admin, or new roles or a new name for a key that is one already.
+    /// Adds an admin, or gives an existing admin's key new roles or a new name.
     Add(Admin),
-    /// A key that is no admin any more.
+    /// Removes the admin with this key.
     Revoke(PublicKey),
 }
 
-/// Why a chain, or an element for its end, is refused.
+/// Reason why a chain, or an element for its end, is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdminError {
-    /// An element's signature, kind or form.
+    /// The signature, kind or form of an element is wrong.
     #[error("element {seq} of the admin chain: {source}")]
     Jws {
-        /// Which one.
+        /// Number of the refused element.
         seq: u64,
-        /// Why.
+        /// Reason why its JWS is refused.
         source: JwsError,
     },
     /// An element doesn't follow the one before it: another was added in the meantime.
     #[error("element {seq} of the admin chain doesn't follow the one before it")]
     Broken {
-        /// Which one.
+        /// Number of the refused element.
         seq: u64,
     },
     /// The last owner can't be revoked or demoted: nobody could ever change anything again.
     #[error("the last owner can't be revoked or given other roles: add another owner first")]
     LastOwner,
-    /// Not an admin.
+    /// The key belongs to no admin.
     #[error("key {0} is no admin's")]
     NotAnAdmin(KeyId),
-    /// No role, a role twice, or a name that another admin has.
+    /// The admin has no role, a role twice, or a name that another admin has.
     #[error("an admin needs a name of its own and at least one role, none twice")]
     BadAdmin,
-    /// More than [`MAX_ADMINS`] or [`MAX_CHANGES`].
+    /// There would be more than [`MAX_ADMINS`] or [`MAX_CHANGES`].
     #[error("at most {MAX_ADMINS} admins and {MAX_CHANGES} changes")]
     TooMany,
 }
 
-/// A verified chain, and who the admins are at its end.
+/// A verified admin chain, with the admins at its end.
 #[derive(Clone, Debug)]
 pub struct AdminChain {
     admins: Vec<Admin>,
@@ -108,19 +107,19 @@ impl AdminChain {
         Ok(chain)
     }
 
-    /// The chain before its first element: one owner.
+    /// Returns the chain before its first element: one owner.
     pub fn root(root: &PublicKey) -> Self {
         let name = FIRST_OWNER.parse().expect("the constant is a name");
         let admins = vec![Admin { key: *root, name, roles: vec![Role::Owner] }];
         Self { admins, head: Self::root_hash(root), seq: 0 }
     }
 
-    /// What the first element names as the one before it.
+    /// Returns the hash that the first element names as that of the element before it.
     pub fn root_hash(root: &PublicKey) -> Digest {
         Digest::of_parts(&[b"muster-admin-root-1", root.as_bytes()])
     }
 
-    /// Verifies one more element and applies it. The chain is unchanged where this fails.
+    /// Verifies one more element and applies it. The chain is unchanged if this fails.
     pub fn append(&mut self, element: &Jws) -> Result<AdminChange, AdminError> {
         let seq = self.seq + 1;
         let owners = self.admins.iter().filter(|a| a.is_owner()).map(|a| &a.key);
@@ -166,28 +165,28 @@ impl AdminChain {
         Ok(change)
     }
 
-    /// Signs the element that would come next.
+    /// Signs `change` as the next element of the chain.
     pub fn sign_next(&self, owner: &SigningKey, change: Change) -> Jws {
         let change = AdminChange { version: 1, seq: self.seq + 1, previous: self.head, change };
         Jws::sign(Typ::Admin, owner, &change)
     }
 
-    /// The admins now.
+    /// Returns the admins at the end of the chain.
     pub fn admins(&self) -> &[Admin] {
         &self.admins
     }
 
-    /// The admin with this key.
+    /// Returns the admin whose key has this id, if there is one.
     pub fn find(&self, kid: &KeyId) -> Option<&Admin> {
         self.admins.iter().find(|admin| admin.key.key_id() == *kid)
     }
 
-    /// Hash of the last element.
+    /// Returns the hash of the last element, or the root hash of an empty chain.
     pub fn head(&self) -> Digest {
         self.head
     }
 
-    /// Number of elements.
+    /// Returns the number of elements in the chain.
     pub fn seq(&self) -> u64 {
         self.seq
     }

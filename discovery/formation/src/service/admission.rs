@@ -1,4 +1,4 @@
-//! Who comes in, and who stays: redeems, polls, leases.
+//! Admits agents and keeps their seats: redeems, polls and leases.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl Turn<'_> {
         Ok(Some(key))
     }
 
-    /// A new key: everything about its token is judged now, and never again.
+    /// Admits a new key. Everything about its token is judged now, and never again.
     fn admit(&mut self, redeem: &Redeem) -> Result<(), Refusal> {
         let grant = &redeem.grant;
         if grant.revoked || self.cluster.revoked.contains(&grant.id) {
@@ -146,7 +146,7 @@ impl Turn<'_> {
         Ok(Some(key))
     }
 
-    /// Whether an agent can have come to `epoch` by what services proposed to it.
+    /// Refuses an epoch that no service can have proposed to an agent of this cluster.
     pub(super) fn check_epoch(&self, epoch: Epoch) -> Result<(), Refusal> {
         let seen = self.cluster.epoch.max(self.cluster.floor);
         let limit = seen.saturating_add(EPOCH_DISTANCE).min(EPOCH_MAX);
@@ -156,7 +156,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Lets `session` hold `key`, or says who does.
+    /// Lets `session` hold `key`, or refuses it if another session does.
     fn take_over(&mut self, key: KeyId, session: Session) -> Result<(), Refusal> {
         let one_session = self.context.rules.on(Rule::OneSession);
         let agent = self.agent_mut(key);
@@ -175,7 +175,8 @@ impl Turn<'_> {
         }
     }
 
-    /// A word from an agent of a cluster that is forming: its lease, its seating, the floor.
+    /// Renews the lease of an agent in a forming cluster, queues the agent if it was absent, and
+    /// raises the floor.
     fn renew(&mut self, key: KeyId, highest_epoch: Epoch) {
         let until = self.now.after(self.context.settings.lease);
         let place = self.cluster.next_place;

@@ -1,4 +1,4 @@
-//! A whole document is shown, by an agent that holds it or by a ledger.
+//! Adopts a whole document that an agent or a ledger shows.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ impl Turn<'_> {
         if document.proposal.cluster != self.cluster.id {
             return Err(Refusal::ForeignDocument);
         }
-        // However far: every one of its members signed it.
+        // The epoch may be any distance ahead: every member of the list signed it.
         if document.proposal.epoch > EPOCH_MAX {
             return Err(Refusal::EpochTooFar { sent: document.proposal.epoch, limit: EPOCH_MAX });
         }
@@ -42,7 +42,8 @@ impl Turn<'_> {
         Ok(None)
     }
 
-    /// The document decides: its members sit where it says, nobody else does.
+    /// Commits the list of `document`: its members get the seats, and every other agent loses its
+    /// own.
     fn take(&mut self, document: Document) {
         for agent in self.cluster.agents.values_mut() {
             if let Seating::Seat(_) = agent.seating {

@@ -10,16 +10,16 @@ use crate::values::{
     Statement, quorum,
 };
 
-/// Where a cluster stands. A draft isn't one yet.
+/// Phase in a cluster's life. A draft is not a cluster yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// Seats are taken and lost.
+    /// Agents take seats and lose them.
     Open,
     /// A list is frozen and waits for its acks.
     Preparing,
     /// The list is decided, for ever.
     Committed,
-    /// A majority runs it.
+    /// A majority of the members runs the Raft cluster.
     Formed,
     /// The deadline passed before the commit.
     Expired,
@@ -30,7 +30,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// As it is written in the API and in rows.
+    /// Name of the phase in the API and in database rows.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -44,7 +44,7 @@ impl Phase {
         }
     }
 
-    /// The reverse of [`Phase::as_str`].
+    /// Parses a name that [`Phase::as_str`] returns.
     #[must_use]
     pub fn parse(text: &str) -> Option<Phase> {
         use Phase::{Abandoned, Committed, Expired, Formed, Open, Preparing, Retired};
@@ -53,140 +53,139 @@ impl Phase {
             .find(|phase| phase.as_str() == text)
     }
 
-    /// Nothing happens in it any more, unless a document undoes `db accept` or an owner takes a
-    /// retirement back.
+    /// Whether the cluster has ended. A document can still undo `db accept`, and an owner can take
+    /// a retirement back.
     #[must_use]
     pub fn has_ended(self) -> bool {
         matches!(self, Phase::Expired | Phase::Abandoned | Phase::Retired)
     }
 }
 
-/// One cluster, whole. Every field is persisted.
+/// State of one cluster. Every field is persisted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// Its id; never changes.
+    /// Id of the cluster; it never changes.
     pub id: ClusterId,
-    /// The newest statement. The chain itself is the store's.
+    /// Newest statement of the cluster. The store keeps the whole chain.
     pub statement: Statement,
-    /// Where it stands.
     pub phase: Phase,
-    /// The epoch of the proposal, or of the next one. Starts at 1, never falls in one database.
+    /// Epoch of the present proposal, or of the next one. Starts at 1, and never falls in one
+    /// database.
     pub epoch: Epoch,
-    /// The highest epoch that any of its agents has signed or released, as far as they told.
+    /// Highest epoch that any of its agents has signed or released, as far as they have told.
     pub floor: Epoch,
-    /// Moves by one whenever something that agents or `explain` show has changed.
+    /// Revision: one higher whenever something that agents or `explain` show has changed.
     pub rev: u64,
-    /// When an uncommitted cluster expires.
+    /// Time at which an uncommitted cluster expires.
     pub deadline: Micros,
     /// Every agent key that has redeemed, seated or not. Rows are never deleted: they count
     /// towards the limit of keys.
     pub agents: BTreeMap<KeyId, Applicant>,
-    /// The next place in the queue of standbys; only grows.
+    /// Next number in the queue of standbys; only grows.
     pub next_place: u64,
-    /// In preparing: the proposal. From the commit on: the decided list. Else none.
+    /// While preparing the proposal, from the commit on the decided list; otherwise `None`.
     pub frozen: Option<Frozen>,
-    /// Member → Raft cluster id that its own node reports. After the commit only.
+    /// Raft cluster id that each member's own node reports. Only after the commit.
     pub reports: BTreeMap<KeyId, u64>,
-    /// Grants revoked: they admit no new key.
+    /// Grants that were revoked: they admit no new key.
     pub revoked: BTreeSet<GrantId>,
-    /// Why it ended; set in the three last phases.
+    /// Reason for which the cluster ended; set in the last three phases.
     pub ended: Option<Ended>,
-    /// A second valid document was shown: nothing is done here any more.
+    /// Second valid document, if one was shown: nothing is done to the cluster any more.
     pub split: Option<Split>,
-    /// The database's generation has changed and the ledgers have not agreed yet: nothing is
-    /// frozen or committed.
+    /// Whether the database's generation has changed and the ledgers have not agreed yet. Nothing
+    /// is frozen or committed until they have.
     pub unsettled: bool,
-    /// What went wrong last, for `explain`.
+    /// Last error of the cluster, for `explain`.
     pub last_error: Option<LastError>,
 }
 
-/// What the service keeps of one agent that has redeemed: no more than this decides on its seat.
+/// State that the service keeps of one agent that has redeemed. Nothing else decides on its seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applicant {
-    /// Its newest record.
+    /// Newest record of the agent.
     pub record: Arc<Record>,
-    /// How many seats the grant of its record may hold at once.
+    /// Number of seats that the grant of its record may hold at once.
     pub uses: u32,
-    /// Seat, queue or neither.
+    /// Seat of the agent, place in the queue, or neither.
     pub seating: Seating,
-    /// Its lease; judged only while the cluster is open or preparing and `seating` isn't `Absent`.
+    /// End of the agent's lease. Judged only while the cluster is open or preparing and `seating`
+    /// isn't `Absent`.
     pub lease_until: Micros,
-    /// The session that holds the key; none after an adoption, until it speaks.
+    /// Session that holds the key; `None` after an adoption, until the agent's next request.
     pub session: Option<Session>,
-    /// The highest epoch that it says it signed or released.
+    /// Highest epoch that the agent says it has signed or released.
     pub highest_epoch: Epoch,
-    /// How often it has been counted.
+    /// Number of failed lists that were counted against the agent.
     pub counts: u32,
-    /// A freeze waits until then if it is seated.
+    /// End of the agent's hold-back: no list with it is frozen before then.
     pub held_until: Micros,
-    /// Its newest release, kept and served as long as the cluster is forming.
+    /// Newest release of the agent, kept and served as long as the cluster is forming.
     pub release: Option<Release>,
 }
 
-/// Whether an applicant sits, waits or has gone.
+/// Place of an applicant: a seat, the queue of standbys, or neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Seating {
-    /// In a seat, 1 to `size`.
+    /// The applicant has this seat, 1 to `size`.
     Seat(Seat),
-    /// Waiting; the smallest number waits longest.
+    /// The applicant waits in the queue; the smallest number has waited longest.
     Standby(u64),
-    /// Its lease has lapsed.
+    /// The applicant's lease has lapsed.
     Absent,
 }
 
-/// A frozen list and what has come in for it.
+/// A frozen list, with the acks and probes that have come in for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frozen {
-    /// The list.
     pub proposal: Proposal,
-    /// Its hash.
+    /// Hash of the proposal, over which the acks are signed.
     pub h: Hash,
-    /// When it was frozen.
+    /// Time at which the list was frozen.
     pub at: Micros,
-    /// The acks: JWS by the agent's key over `h`.
+    /// Acks by agent: each is a JWS by the agent's key over `h`.
     pub acks: BTreeMap<KeyId, Arc<str>>,
-    /// Prober → its row of the matrix.
+    /// Rows of the probe matrix, by the agent that probed.
     pub probes: BTreeMap<KeyId, Row>,
 }
 
-/// One prober's findings: peer → what happened.
+/// Row of the probe matrix: one agent's result for each peer that it probed.
 pub type Row = BTreeMap<KeyId, Probe>;
 
-/// What a probe of one peer found.
+/// Result of probing one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
     /// The right agent answered.
     Reached,
-    /// Not yet, and why: one sentence, of which 400 bytes are kept.
+    /// The peer was not reached yet, and why: one sentence, of which 400 bytes are kept.
     Failed(String),
 }
 
-/// Why and how a cluster ended.
+/// Reason, time and author of a cluster's end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// What ended it.
     pub cause: EndCause,
-    /// When.
+    /// Time at which the cluster ended.
     pub at: Micros,
-    /// By whom (an admin's name), and why, in words.
+    /// Name of the admin who ended it, and why, in words.
     pub by: String,
 }
 
-/// What ended a cluster.
+/// Reason for which a cluster ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EndCause {
-    /// `cluster abandon`.
+    /// An operator ran `cluster abandon`.
     Abandon,
-    /// `db accept` after the database changed; a valid document undoes it.
+    /// An owner ran `db accept` after the database changed; a valid document undoes it.
     DatabaseAccepted,
-    /// The deadline passed.
+    /// The deadline passed before the commit.
     Deadline,
-    /// An owner-signed retire.
+    /// An owner signed a retirement.
     Retire,
 }
 
 impl EndCause {
-    /// As it is written in the API and in rows.
+    /// Name of the reason in the API and in database rows.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -197,7 +196,7 @@ impl EndCause {
         }
     }
 
-    /// The reverse of [`EndCause::as_str`].
+    /// Parses a name that [`EndCause::as_str`] returns.
     #[must_use]
     pub fn parse(text: &str) -> Option<EndCause> {
         [EndCause::Abandon, EndCause::DatabaseAccepted, EndCause::Deadline, EndCause::Retire]
@@ -206,28 +205,28 @@ impl EndCause {
     }
 }
 
-/// Two valid documents of one cluster.
+/// A second valid document of a cluster that has one already.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// The one that was not taken.
+    /// Hash of the document that was not taken.
     pub other: Hash,
-    /// Its epoch.
+    /// Epoch of the document that was not taken.
     pub epoch: Epoch,
 }
 
-/// The last thing that went wrong.
+/// Last error of a cluster, for `explain`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastError {
-    /// When.
+    /// Time at which the error happened.
     pub at: Micros,
-    /// Whose, if it is an agent's.
+    /// Agent that caused the error, if it was one agent.
     pub key: Option<KeyId>,
-    /// One sentence.
+    /// The error in one sentence.
     pub text: String,
 }
 
 impl Cluster {
-    /// A cluster as it is when its first statement is stored: open, nobody in it.
+    /// Returns a cluster as it is when its first statement is stored: open and without agents.
     #[must_use]
     pub fn opened(statement: Statement, deadline: Micros) -> Cluster {
         Cluster {
@@ -250,7 +249,7 @@ impl Cluster {
         }
     }
 
-    /// Who sits where, seat 1 first.
+    /// Returns the agent in each seat, seat 1 first.
     #[must_use]
     pub fn seats(&self) -> BTreeMap<Seat, KeyId> {
         let seat = |(&key, agent): (&KeyId, &Applicant)| match agent.seating {
@@ -260,7 +259,7 @@ impl Cluster {
         self.agents.iter().filter_map(seat).collect()
     }
 
-    /// Who waits, longest first.
+    /// Returns the standbys by number in the queue, the longest waiting first.
     #[must_use]
     pub fn standbys(&self) -> BTreeMap<u64, KeyId> {
         let standby = |(&key, agent): (&KeyId, &Applicant)| match agent.seating {
@@ -270,7 +269,7 @@ impl Cluster {
         self.agents.iter().filter_map(standby).collect()
     }
 
-    /// The Raft cluster that a majority of the founders report.
+    /// Returns the Raft cluster id that a majority of the founders report, if there is one.
     #[must_use]
     pub fn majority_report(&self) -> Option<u64> {
         let majority = quorum(usize::from(self.statement.size));
@@ -278,14 +277,15 @@ impl Cluster {
         self.reports.values().copied().find(|id| agreeing(id) >= majority)
     }
 
-    /// Until when a retirement may be taken back; none for a cluster that is not retired.
+    /// Returns the time until which a retirement may be taken back; `None` if the cluster is not
+    /// retired.
     #[must_use]
     pub fn unretire_until(&self, settings: &Settings) -> Option<Micros> {
         let ended = self.ended.as_ref().filter(|_| self.phase == Phase::Retired)?;
         Some(ended.at.after(settings.unretire))
     }
 
-    /// Whether the decided list has `key` in it.
+    /// Whether the frozen or decided list has `key` in it.
     #[must_use]
     pub fn lists(&self, key: KeyId) -> bool {
         self.frozen.as_ref().is_some_and(|frozen| frozen.proposal.seat_of(key).is_some())

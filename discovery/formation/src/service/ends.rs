@@ -1,4 +1,4 @@
-//! How a cluster ends, and what a database that isn't the one last seen does to it.
+//! Ends of a cluster, and the effects of a changed database on it.
 
 use crate::rules::Rule;
 use crate::service::cluster::{EndCause, Ended, Phase};
@@ -12,12 +12,12 @@ impl Turn<'_> {
         if committed && self.context.rules.on(Rule::AbandonBeforeCommit) {
             return Err(Refusal::AlreadyCommitted { phase: self.cluster.phase });
         }
-        // One that `db accept` or a ledger has closed may come back with its document: whoever asks
-        // must not be told that it is given up.
+        // Only a repeated abandon succeeds. A cluster that `db accept` or a ledger has closed may
+        // come back with its document. The caller must not be told that it is given up.
         let cause = self.cluster.ended.as_ref().map(|ended| ended.cause);
         if cause != Some(EndCause::Abandon) {
             self.refuse_if_ended()?;
-            // A ledger may still show that it was committed, and its nodes run.
+            // A ledger may still show that the cluster was committed, and its nodes may run.
             if self.cluster.unsettled && self.context.rules.on(Rule::EndWhenSettled) {
                 return Err(Refusal::Unsettled);
             }
@@ -44,8 +44,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Takes a retirement back. The decided list, its document and its reports were kept, so that
-    /// the cluster goes on as it was: nothing is frozen or committed by this.
+    /// Takes a retirement back. The decided list, its document and its reports were kept, so the
+    /// cluster goes on as it was. Nothing is frozen or committed by this.
     pub(super) fn unretire(&mut self, by: String) -> Applied {
         match self.cluster.phase {
             Phase::Committed | Phase::Formed => Ok(None),
@@ -93,7 +93,7 @@ impl Turn<'_> {
     pub(super) fn end(&mut self, phase: Phase, cause: EndCause, by: String) {
         self.cluster.phase = phase;
         self.cluster.ended = Some(Ended { cause, at: self.now, by });
-        // A retired cluster keeps its list; an uncommitted proposal is nothing any more.
+        // A retired cluster keeps its decided list; an uncommitted proposal is void from now on.
         if phase != Phase::Retired {
             self.cluster.frozen = None;
         }

@@ -1,4 +1,4 @@
-//! What can happen to a cluster at the service. Everything in an event has been verified.
+//! Events of a cluster at the service. The caller has verified everything in them.
 
 use std::sync::Arc;
 
@@ -10,80 +10,79 @@ use crate::values::{
 /// One event, applied in one transaction under the cluster's row lock.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Time has passed: a parked poll's deadline, or the sweep.
+    /// Time has passed: a waiting poll has reached its deadline, or the sweep is due.
     Tick,
-    /// A redeem; both signatures, the chain to the statement and the issuer's role are verified.
+    /// An agent redeems a token. Both signatures, the chain to the statement and the issuer's role
+    /// are verified.
     Redeem(Redeem),
-    /// A poll, by an access token bound to `key`.
+    /// An agent polls, with an access token that is bound to its key.
     Poll(Poll),
-    /// An agent is about to send what names its session: a nack, a row or a report. A higher boot
-    /// counter takes over, as with a poll.
+    /// An agent is about to send a message that names its session: a nack, a matrix row or a
+    /// report. As with a poll, a session with a higher boot counter takes the key over.
     Speaks { key: KeyId, session: Session },
-    /// A signed ack.
+    /// A listed agent's signed ack for the proposal of `epoch`.
     Ack { key: KeyId, epoch: Epoch, h: Hash, jws: Arc<str> },
-    /// An agent can't sign, and says why; it speaks for itself only.
+    /// An agent can't sign the proposal and says why; it speaks for itself only.
     Nack { key: KeyId, epoch: Epoch, reason: String },
-    /// A row of the probe matrix; it replaces the prober's row of before.
+    /// A row of the probe matrix; it replaces the same agent's earlier row.
     Probes { key: KeyId, epoch: Epoch, row: Row },
-    /// A signed release.
+    /// An agent's signed release of an epoch and all lower ones.
     Release { key: KeyId, release: Release },
-    /// A member's own node says which Raft cluster it is in.
+    /// A member's own node reports which Raft cluster it is in.
     Report { key: KeyId, raft_cluster: u64 },
-    /// A member's own node finds no leader, and says why in its log.
+    /// A member's own node finds no leader; `text` is the reason from its log.
     Trouble { key: KeyId, text: String },
-    /// The next statement, signed by an owner in the last one.
+    /// The next statement, signed by an owner that the last one names.
     Restate(Statement),
     /// A grant was revoked.
     GrantRevoked(GrantId),
-    /// A whole document, verified by chain, records and acks: shown by an agent or by a ledger.
+    /// A whole document, shown by an agent or by a ledger. Chain, records and acks are verified.
     Adopt(Document),
-    /// An operator gives the cluster up.
+    /// An operator abandons the cluster.
     Abandon { by: String },
-    /// An owner signed its end.
+    /// An owner has signed the cluster's retirement.
     Retire { by: String },
-    /// An owner signed that the retirement is taken back.
+    /// An owner has signed that the retirement is taken back.
     Unretire { by: String },
     /// This database is not the one that the processes knew, or lacks an entry of a ledger.
     DatabaseChanged,
     /// Every known process has put its ledger's commits back.
     DatabaseSettled,
-    /// An owner runs `db accept`: abandons what isn't committed, serves the rest.
+    /// An owner runs `db accept`: an uncommitted cluster is abandoned, any other is served.
     DatabaseAccepted { by: String },
 }
 
-/// A redeem.
+/// Request of an agent to redeem a token.
 #[derive(Clone, Debug)]
 pub struct Redeem {
-    /// The agent's record; its key is the agent's.
+    /// Record of the agent, with the agent's key in it.
     pub record: Arc<Record>,
-    /// Who holds the key now.
+    /// Session of the agent that sends the request.
     pub session: Session,
-    /// The highest epoch that it signed or released, 0 for none.
+    /// Highest epoch that the agent has signed or released, 0 for none.
     pub highest_epoch: Epoch,
-    /// The grant that the record names, as the database knows it.
+    /// Grant that the record names, as the database knows it.
     pub grant: Grant,
 }
 
-/// What the database knows of a grant.
+/// State of a grant in the database.
 #[derive(Clone, Debug)]
 pub struct Grant {
-    /// Its id.
     pub id: GrantId,
-    /// How many seats it may hold at once.
+    /// Number of seats that the grant may hold at once.
     pub uses: u32,
-    /// When it stops admitting new keys.
+    /// Time from which on the grant admits no new key.
     pub expires: Micros,
-    /// Whether it was revoked.
     pub revoked: bool,
 }
 
-/// A poll.
+/// Request of an agent for the state of its cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Poll {
-    /// Whose.
+    /// Public key of the agent.
     pub key: KeyId,
-    /// Who holds the key now.
+    /// Session of the agent that sends the request.
     pub session: Session,
-    /// The highest epoch that it signed or released, 0 for none.
+    /// Highest epoch that the agent has signed or released, 0 for none.
     pub highest_epoch: Epoch,
 }

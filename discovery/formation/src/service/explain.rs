@@ -1,5 +1,5 @@
-//! Every wait explains itself: what is missing, who holds it, the last error, when it is judged
-//! again, and what to do.
+//! Explains every wait of a cluster: what is missing, who holds it up, the last error, when it is
+//! judged again, and what to do.
 
 use crate::service::cluster::{Cluster, EndCause, Frozen, Phase, Seating};
 use crate::service::links;
@@ -7,28 +7,28 @@ use crate::service::settings::Settings;
 use crate::service::time::next_deadline;
 use crate::values::{KeyId, Micros};
 
-/// How a nack begins whose sender waits for releases (S6); the wire's word for it.
+/// Prefix of a nack by an agent that waits for releases (S6), as the API writes it.
 const UNRELEASED: &str = "unreleased: ";
 
-/// One thing that the cluster waits for, or why it never will go on.
+/// One reason why the cluster waits, or why it will never go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// A stable name for programs.
+    /// Stable name of the reason, for programs.
     pub code: &'static str,
-    /// The agents that hold it up.
+    /// Agents that hold the cluster up.
     pub who: Vec<KeyId>,
-    /// What is missing: one sentence, with names.
+    /// Sentence with names that says what is missing.
     pub what: String,
-    /// The last error about it.
+    /// Last error of the cluster, if any.
     pub last_error: Option<String>,
-    /// When it is tried or judged again.
+    /// Time at which the cluster is tried or judged again.
     pub next: Option<Micros>,
-    /// The command to run, or what to do; `NAME` stands for the cluster's name, which isn't known
-    /// here.
+    /// Command to run, or another remedy in words. `NAME` is a placeholder for the cluster's name,
+    /// which isn't known here.
     pub way_out: String,
 }
 
-/// What `cluster` waits for, most important first; empty once it is formed.
+/// Returns what `cluster` waits for, most important first; empty once it is formed.
 #[must_use]
 pub fn explain(cluster: &Cluster, settings: &Settings, now: Micros) -> Vec<Line> {
     let mut lines = Vec::new();
@@ -54,11 +54,12 @@ pub fn explain(cluster: &Cluster, settings: &Settings, now: Micros) -> Vec<Line>
     lines
 }
 
+/// Writes the lines about one cluster, as it stands at `now`.
 struct Writer<'a> {
     cluster: &'a Cluster,
     next: Option<Micros>,
     now: Micros,
-    /// Until when the retirement may still be taken back.
+    /// Time until which the retirement may still be taken back.
     unretire: Option<Micros>,
 }
 
@@ -81,7 +82,8 @@ impl Writer<'_> {
         })
     }
 
-    /// Who waits for the releases of a list that it signed needs a person, before anything else.
+    /// Prepends advice to `otherwise` if an agent waits for the releases of a list that it signed.
+    /// Only a person can help there, so that comes first.
     fn advised(&self, otherwise: &str) -> String {
         let waits = self.cluster.last_error.as_ref().filter(|e| e.text.starts_with(UNRELEASED));
         let Some(key) = waits.and_then(|error| error.key) else { return otherwise.to_owned() };

@@ -1,4 +1,4 @@
-//! Who of a frozen list misses whom, and who is counted for it.
+//! Broken links between the members of a frozen list, and the members that are counted for them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,23 +7,23 @@ use crate::rules::{Rule, Rules};
 use crate::service::cluster::{Frozen, Probe};
 use crate::values::{KeyId, Record};
 
-/// How many broken links one sentence names.
+/// Number of broken links that one sentence names.
 const LINKS_NAMED: usize = 3;
 
-/// What a prober says where another agent's key answers: its port is open.
+/// Part of a prober's error if another agent's key answered: the port is open then.
 const OTHER_AGENT: &str = "is not the agent that signed for it";
 
 /// Two members of a list, at least one of whom doesn't reach the other.
 pub(super) struct BrokenLink<'a> {
     one: &'a Record,
     other: &'a Record,
-    /// What the first found of the second.
+    /// Error of the first member's probe of the second, if it failed.
     from_one: Option<&'a str>,
-    /// What the second found of the first.
+    /// Error of the second member's probe of the first, if it failed.
     from_other: Option<&'a str>,
 }
 
-/// Every link of the list that somebody has found broken.
+/// Returns every link of the list that a probe has found broken.
 pub(super) fn broken(frozen: &Frozen) -> Vec<BrokenLink<'_>> {
     let failure =
         |prober: &Record, peer: &Record| match frozen.probes.get(&prober.key)?.get(&peer.key)? {
@@ -43,9 +43,10 @@ pub(super) fn broken(frozen: &Frozen) -> Vec<BrokenLink<'_>> {
     links
 }
 
-/// Whom a list that timed out is counted against: whom most of the matrix misses, and who answered
-/// nothing. If that is nobody, and members miss each other in pairs, a smallest set without which
-/// all links work: the same list would meet the same broken link for ever.
+/// Returns the members that a timed-out list is counted against: those that most others can't
+/// reach, and those that sent neither ack nor probes. If there are none and members miss each other
+/// in pairs, it returns a smallest set without which all links work. Otherwise the same list would
+/// meet the same broken link for ever.
 pub(super) fn at_fault(
     rules: &Rules,
     frozen: &Frozen,
@@ -70,8 +71,9 @@ pub(super) fn at_fault(
     smallest_cover(&seats, &pairs)
 }
 
-/// The smallest set of `seats` (seat 1 first, each with how often it was counted) that touches
-/// every pair; of several the one that was counted less often, then the one with the higher seats.
+/// Returns the smallest set of `seats` that touches every pair. Each entry of `seats`, seat 1
+/// first, says how often that agent was counted. Among sets of equal size the one that was counted
+/// less often wins, then the one with the higher seats.
 fn smallest_cover(seats: &[(KeyId, u32)], pairs: &[[KeyId; 2]]) -> Vec<KeyId> {
     let chosen = |set: u32| {
         seats
@@ -84,7 +86,7 @@ fn smallest_cover(seats: &[(KeyId, u32)], pairs: &[[KeyId; 2]]) -> Vec<KeyId> {
         let keys: BTreeSet<KeyId> = chosen(*set).map(|(key, _)| key).collect();
         pairs.iter().all(|pair| pair.iter().any(|key| keys.contains(key)))
     };
-    // Nine seats at most: 512 sets.
+    // A list has nine seats at most, so there are at most 512 sets.
     let sets = (0..1 << seats.len()).filter(touches_all);
     let best = sets.min_by_key(|&set| {
         let counted: u32 = chosen(set).map(|(_, counts)| counts).sum();
@@ -93,7 +95,7 @@ fn smallest_cover(seats: &[(KeyId, u32)], pairs: &[[KeyId; 2]]) -> Vec<KeyId> {
     best.map(|set| chosen(set).map(|(key, _)| key).collect()).unwrap_or_default()
 }
 
-/// The broken links in words, with both addresses; none if there are none.
+/// Describes the broken links with both addresses; `None` if there are none.
 pub(super) fn sentence(links: &[BrokenLink<'_>]) -> Option<String> {
     let named: Vec<String> = links.iter().take(LINKS_NAMED).map(ToString::to_string).collect();
     let more = match links.len().saturating_sub(LINKS_NAMED) {
@@ -103,7 +105,7 @@ pub(super) fn sentence(links: &[BrokenLink<'_>]) -> Option<String> {
     (!named.is_empty()).then(|| named.join("; ") + &more)
 }
 
-/// What to open, and where.
+/// Says how to mend the broken links: which ports to open, and which host was replaced.
 pub(super) fn way_out(links: &[BrokenLink<'_>]) -> String {
     let (mut ports, mut replaced) = (BTreeSet::new(), BTreeSet::new());
     for link in links {
@@ -140,7 +142,7 @@ pub(super) fn way_out(links: &[BrokenLink<'_>]) -> String {
 }
 
 impl BrokenLink<'_> {
-    /// Both of its ends.
+    /// Returns the keys of the two members.
     pub(super) fn ends(&self) -> [KeyId; 2] {
         [self.one.key, self.other.key]
     }
@@ -168,7 +170,8 @@ mod tests {
     use super::*;
     use crate::fixtures::{key, plain_record};
 
-    /// Whom `counts` (seat 1 first) and these broken pairs are counted against.
+    /// Returns the hosts that a timed-out list is counted against, by `counts` (seat 1 first) and
+    /// these broken pairs.
     fn cover(counts: &[u32], pairs: &[(u8, u8)]) -> Vec<u8> {
         let seats: Vec<_> = (1..).map(key).zip(counts.iter().copied()).collect();
         let pairs: Vec<_> = pairs.iter().map(|&(one, other)| [key(one), key(other)]).collect();

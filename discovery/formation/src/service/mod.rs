@@ -1,4 +1,4 @@
-//! The service's machine: one cluster, one event, one transaction.
+//! The service's state machine: it applies one event to one cluster in one transaction.
 
 mod admission;
 mod adopt;

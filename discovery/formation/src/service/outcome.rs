@@ -1,30 +1,37 @@
-//! What a step says to do and to answer.
+//! Result of a step: what to store, and what to answer.
 
 use crate::service::cluster::Phase;
 use crate::service::refusal::Refusal;
 use crate::values::{Epoch, Hash, KeyId, Seat};
 
-/// The result of one step. The caller, in this order: saves the cluster if `changed`; appends
-/// `changes` to the event chain if there are any (the revision has moved by one); INSERTs into
-/// `commits` if `committed`; COMMITs; raises `alarms`; fsyncs the ledger if the answer carries a
-/// document; answers. All of that holds for a refusal too: what time did to the cluster stands.
+/// Result of one step. The caller does the following, in this order:
+///
+/// 1. Save the cluster if `changed`.
+/// 2. Append `changes` to the event chain, if there are any. The revision has then moved by one.
+/// 3. INSERT into `commits` if `committed`.
+/// 4. COMMIT the transaction.
+/// 5. Raise `alarms`.
+/// 6. Fsync the ledger if the answer carries a document.
+/// 7. Answer the request.
+///
+/// All of that holds for a refusal too, since the effects of time on the cluster remain.
 #[derive(Debug)]
 #[must_use]
 pub struct Outcome {
-    /// What to tell whoever asked.
+    /// Answer to the request, or its refusal.
     pub answer: Result<Answer, Refusal>,
-    /// Something in the cluster is not as it was.
+    /// Whether anything in the cluster has changed, so that it must be saved.
     pub changed: bool,
-    /// What agents and `explain` see differently, in order; `rev` moved by one if any.
+    /// Changes that agents and `explain` can see, in order; `rev` moved by one if there are any.
     pub changes: Vec<Change>,
-    /// This step decided the list: INSERT it in this very transaction.
+    /// Hash of the list that this step has decided: INSERT it in this very transaction.
     pub committed: Option<Hash>,
-    /// To be raised once the transaction is committed.
+    /// Alarms to raise once the transaction is committed.
     pub alarms: Vec<Alarm>,
 }
 
 impl Outcome {
-    /// Whether the revision moved: parked polls of this cluster wake.
+    /// Whether the revision moved, so that waiting polls of this cluster must wake.
     #[must_use]
     pub fn rev_moved(&self) -> bool {
         !self.changes.is_empty()
@@ -37,107 +44,108 @@ impl Outcome {
     }
 }
 
-/// The answer to whoever asked: how the cluster looks to them.
+/// Answer to a request: the cluster as the asker sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Where the cluster stands.
     pub phase: Phase,
-    /// Its epoch.
+    /// Epoch of the proposal, or of the next one.
     pub epoch: Epoch,
-    /// Its revision: poll with `after` this.
+    /// Revision of the cluster: the next poll sends it as `after`.
     pub rev: u64,
-    /// Where the asker stands; none if it isn't an agent of this cluster.
+    /// Standing of the asking agent; `None` if the asker is no agent of this cluster.
     pub standing: Option<Standing>,
-    /// In preparing, to those listed in it: serve `frozen` with the agents' releases.
+    /// Hash of the proposal, while preparing and for its members only. The caller serves `frozen`
+    /// with the agents' releases.
     pub proposal: Option<Hash>,
-    /// From the commit on, to those listed: serve the document with the asker's leaves.
+    /// Hash of the decided list, from the commit on and for its members only. The caller serves the
+    /// document with the asker's leaf certificates.
     pub document: Option<Hash>,
 }
 
-/// Where an agent stands, as shown to it.
+/// Standing of an agent in its cluster, as shown to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// In this seat.
+    /// The agent has this seat.
     Seat(Seat),
-    /// This many live standbys are ahead of it.
+    /// The agent waits, with this many live standbys ahead of it.
     Standby { ahead: usize },
-    /// Neither: its lease has lapsed, or the list was decided without it.
+    /// The agent has neither: its lease has lapsed, or the list was decided without it.
     Out,
 }
 
-/// One visible change, for the event chain.
+/// One visible change of a cluster, for its event chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A new key.
+    /// An agent with a new key has redeemed.
     Joined { key: KeyId },
-    /// It got a seat.
+    /// An agent got a seat.
     Seated { key: KeyId, seat: Seat },
-    /// It waits.
+    /// An agent was put into the queue of standbys.
     Queued { key: KeyId },
-    /// Its lease lapsed.
+    /// An agent's lease lapsed.
     Lapsed { key: KeyId },
-    /// A new record took the old one's place.
+    /// An agent's new record replaced its old one.
     RecordReplaced { key: KeyId },
-    /// It was counted, for the `counts`th time.
+    /// A failed list was counted against an agent, for the `counts`th time.
     Counted { key: KeyId, counts: u32 },
     /// The list was frozen.
     Frozen { epoch: Epoch, h: Hash },
-    /// Back to open with `epoch`.
+    /// The proposal was given up; the cluster is open again at `epoch`.
     Reopened { epoch: Epoch, why: Reopen },
-    /// An ack came in.
+    /// A member's ack came in.
     Acked { key: KeyId, epoch: Epoch },
-    /// A row of the matrix came in.
+    /// An agent's row of the probe matrix came in.
     Probed { key: KeyId, epoch: Epoch },
-    /// A release came in.
+    /// An agent's release came in.
     Released { key: KeyId, epoch: Epoch },
     /// The list is decided.
     Committed { epoch: Epoch, h: Hash },
-    /// A document that was shown is decided.
+    /// The list was decided by a document that was shown.
     Adopted { epoch: Epoch, h: Hash },
-    /// A member reports its Raft cluster.
+    /// A member reported its Raft cluster.
     Reported { key: KeyId, raft_cluster: u64 },
-    /// A majority runs it.
+    /// A majority of the members runs this Raft cluster.
     Formed { raft_cluster: u64 },
-    /// The next statement.
+    /// The next statement was stored.
     Restated { sequence: u64 },
     /// A grant was revoked.
     GrantRevoked,
-    /// It ended.
+    /// The cluster ended in this phase.
     Ended { phase: Phase },
-    /// Its retirement was taken back: it is committed or formed again.
+    /// The retirement was taken back: the cluster is committed or formed again.
     Unretired { phase: Phase, by: String },
     /// The database's generation changed.
     Unsettled,
-    /// The ledgers agree, or an owner accepted.
+    /// The ledgers agree with the database, or an owner accepted it.
     Settled,
-    /// A second document was shown.
+    /// A second valid document was shown.
     Split { other: Hash },
-    /// The same key from two sessions.
+    /// Two sessions have used one agent key.
     KeyElsewhere { key: KeyId },
 }
 
-/// Why a proposal was given up.
+/// Reason for which a proposal was given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reopen {
-    /// A seat's lease lapsed.
+    /// A seated agent's lease lapsed.
     Lapsed(KeyId),
-    /// An agent refused.
+    /// An agent refused the proposal.
     Refused { key: KeyId, reason: String },
     /// Not all acks came in time.
     TimedOut,
     /// A member replaced its record.
     RecordReplaced(KeyId),
-    /// A next statement was stored.
+    /// The next statement was stored.
     Restated,
     /// The database's generation changed.
     DatabaseChanged,
 }
 
-/// What a person should hear of at once.
+/// Event that a person should hear of at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Alarm {
-    /// Two holders of one agent key: a clone, or a stolen key.
+    /// Two sessions use one agent key: a cloned host, or a stolen key.
     KeyElsewhere { key: KeyId },
-    /// Two valid documents of one cluster.
+    /// The cluster has two valid documents.
     Split { decided: Hash, other: Hash },
 }

@@ -1,4 +1,5 @@
-//! Why the service says no: a sentence for people with the way out, and one word for programs.
+//! Reasons why the service refuses a request: a sentence with the remedy for people, and a code for
+//! programs.
 
 use crate::fitness::{Clash, Unfit};
 use crate::service::cluster::{EndCause, Phase};
@@ -7,7 +8,7 @@ use crate::values::{Epoch, Hash, KeyId, Micros, Millis};
 /// Milliseconds of a day.
 const DAY_MS: u64 = 24 * 3_600_000;
 
-/// A refusal. `Display` says what and why; [`Refusal::way_out`] says what to do.
+/// Refusal of a request. `Display` says what and why; [`Refusal::way_out`] says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The list was decided without this key.
@@ -25,10 +26,10 @@ pub enum Refusal {
     /// An ack for the present epoch over another hash.
     #[error("the ack is over {sent}, the proposal of epoch {epoch} is {h}")]
     OtherProposal { sent: Hash, h: Hash, epoch: Epoch },
-    /// Somebody else holds this key.
+    /// Another session holds this key.
     #[error("another session holds the key {key} (boot counter {last}, this one sent {sent})")]
     KeyElsewhere { key: KeyId, last: u64, sent: u64 },
-    /// Two documents were shown; nothing is done here any more.
+    /// Two valid documents were shown; nothing is done to the cluster any more.
     #[error("two valid documents of this cluster exist: {decided} and {other}")]
     Split { decided: Hash, other: Hash },
     /// This database doesn't know the key.
@@ -43,7 +44,7 @@ pub enum Refusal {
     /// The record asks for another cluster or names another grant.
     #[error("the record is for another cluster or another grant")]
     ForeignRecord,
-    /// The grant's time is over.
+    /// The grant has expired.
     #[error("the token expired")]
     GrantExpired { expired: Micros },
     /// The grant was revoked.
@@ -52,19 +53,19 @@ pub enum Refusal {
     /// The grant has admitted as many keys as it may.
     #[error("the token has admitted {admitted} keys, and no more than {limit} are allowed")]
     TooManyKeys { admitted: usize, limit: usize },
-    /// Without the rule that a use is a seat: every use is taken by a key.
+    /// Every use of the grant is taken by a key. Only with `Rule::UseIsASeat` off.
     #[error("every use of the token is taken")]
     GrantUsed,
     /// The record can't stand in any list.
     #[error("the record can't be a member's: {0}")]
     Unfit(Unfit),
-    /// Another live agent has what this record has.
+    /// Another live agent has a value of this record that must be unique.
     #[error("{other} is live and shares with it {clash}")]
     Duplicate { other: KeyId, clash: Clash },
-    /// Reports are for members of a decided list.
+    /// The cluster isn't committed yet: only members of a decided list may report.
     #[error("the cluster is {}, not committed", phase.as_str())]
     NotCommitted { phase: Phase },
-    /// A cluster that isn't committed is abandoned, not retired.
+    /// The cluster isn't committed: it can be abandoned, but not retired.
     #[error("the cluster is {}, not committed: there is nothing to retire", phase.as_str())]
     NothingToRetire { phase: Phase },
     /// A cluster that was never committed can't be retired, so nothing can be taken back.
@@ -76,13 +77,13 @@ pub enum Refusal {
     /// The ledgers haven't agreed with this database yet: what looks undecided may be committed.
     #[error("the database was changed, and the ledgers have not been compared with it yet")]
     Unsettled,
-    /// A committed cluster can't be given up.
+    /// A committed cluster can't be abandoned.
     #[error("the cluster is {}: its members may be running", phase.as_str())]
     AlreadyCommitted { phase: Phase },
-    /// A statement that doesn't follow the newest.
+    /// The statement doesn't follow the newest one.
     #[error("statement {sent} does not follow statement {newest}")]
     StatementOutOfOrder { sent: u64, newest: u64 },
-    /// Size and id are fixed.
+    /// The statement changes the cluster's size or id, which are fixed.
     #[error("a next statement can't change the cluster's id or size")]
     StatementFixed,
     /// The document is of another cluster.
@@ -90,48 +91,49 @@ pub enum Refusal {
     ForeignDocument,
 }
 
-/// What a refusal is to a program. The same words at the service's machine, on the wire (where each
-/// is one of the API's problem codes) and at the agent's machine, so that the exploration hands over
-/// what production does. Several refusals may share one: what an agent does next is the same.
+/// Meaning of a refusal for a program. The service's machine, the API (each code is one of its
+/// problem codes) and the agent's machine use the same codes. So the exploration passes on what
+/// production does. Refusals share a code if the agent's next step is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RefusalCode {
     /// The list was decided without the asker.
     BootClosed,
-    /// Given up before the commit.
+    /// The cluster was given up before the commit.
     Abandoned,
     /// The deadline passed before the commit.
     Expired,
-    /// Ended by its owner after the commit.
+    /// The cluster was ended by its owner after the commit.
     Retired,
-    /// What was sent is not about the present proposal.
+    /// The message is not about the present proposal.
     StaleEpoch,
-    /// Two holders of one agent key.
+    /// Two sessions hold one agent key.
     KeyElsewhere,
-    /// Two documents of one cluster.
+    /// The cluster has two valid documents.
     Split,
     /// The ledgers haven't been compared with this database yet.
     DatabaseChanged,
     /// The key has not redeemed here.
     UnknownKey,
-    /// Something else stands where this should.
+    /// The request conflicts with another record, agent or statement.
     Conflict,
     /// The record can't be a member's.
     RecordRefused,
-    /// The grant doesn't exist here. Said by the shell, which looks it up.
+    /// The grant doesn't exist here. Only the shell, which looks it up, uses this code.
     GrantUnknown,
-    /// The grant's time is over.
+    /// The grant has expired.
     GrantExpired,
     /// The grant was revoked.
     GrantRevoked,
-    /// The grant is for another address, name or zone. Said by the shell, which knows them.
+    /// The grant is for another address, name or zone. Only the shell, which knows them, uses this
+    /// code.
     GrantBinding,
     /// The grant has admitted as many keys as it may.
     GrantExhausted,
-    /// A signed message that can't be an honest agent's.
+    /// The signed message can't be an honest agent's.
     VoteRefused,
-    /// Not in this phase.
+    /// The request doesn't fit the cluster's phase.
     WrongState,
-    /// Only an owner's retirement ends it.
+    /// The cluster is committed: only an owner's retirement ends it.
     Committed,
     /// The statement doesn't fit the cluster.
     StatementRefused,
@@ -140,7 +142,7 @@ pub enum RefusalCode {
 }
 
 impl RefusalCode {
-    /// All of them.
+    /// Every code, in the order of declaration.
     pub const EACH: [RefusalCode; 21] = [
         RefusalCode::BootClosed,
         RefusalCode::Abandoned,
@@ -167,7 +169,7 @@ impl RefusalCode {
 }
 
 impl Refusal {
-    /// What it is to a program.
+    /// Returns the code of this refusal for programs.
     #[must_use]
     pub fn code(&self) -> RefusalCode {
         match self {
@@ -206,7 +208,7 @@ impl Refusal {
         }
     }
 
-    /// Whether the same agent may get a yes later by carrying on (after a fresh poll).
+    /// Whether the same agent may succeed later by carrying on, after a fresh poll.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -239,7 +241,7 @@ impl Refusal {
         }
     }
 
-    /// What to do now: one sentence.
+    /// Says in one sentence what to do now. `lease` is how long a stopped agent keeps its place.
     #[must_use]
     pub fn way_out(&self, lease: Millis) -> String {
         match self {

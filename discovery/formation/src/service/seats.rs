@@ -1,4 +1,4 @@
-//! Who sits, who waits, who is held back, and when the list is frozen.
+//! Seats of an open cluster: who sits, waits or is held back, and when the list is frozen.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use crate::service::step::Turn;
 use crate::values::{KeyId, Proposal, Seat};
 
 impl Turn<'_> {
-    /// What follows from the seats, after time and event: only an open cluster's ever change.
+    /// Applies what follows for the seats from time and event. Seats change only in an open
+    /// cluster.
     pub(super) fn settle(&mut self) {
         if self.cluster.phase != Phase::Open || self.cluster.split.is_some() {
             return;
@@ -21,7 +22,7 @@ impl Turn<'_> {
         self.freeze();
     }
 
-    /// Counts `key` and holds it back, 2^k s for the kth time.
+    /// Counts a failed list against `key` and holds the agent back: 2^k s for the kth time.
     pub(super) fn count(&mut self, key: KeyId) {
         let (now, settings) = (self.now, self.context.settings);
         let agent = self.agent_mut(key);
@@ -31,7 +32,8 @@ impl Turn<'_> {
         self.record_change(Change::Counted { key, counts });
     }
 
-    /// Whoever is held back and was counted twice gives its seat to the first standby that isn't.
+    /// Gives the seat of each agent that is held back and was counted twice to the first standby
+    /// that isn't held back. The agent goes behind all standbys.
     fn put_behind_standbys(&mut self) {
         if !self.context.rules.on(Rule::CountedGoBehind) {
             return;
@@ -70,8 +72,8 @@ impl Turn<'_> {
         self.record_change(Change::Seated { key, seat });
     }
 
-    /// The longest-waiting standby that could sit with those who sit. In the place of `leaving`
-    /// only one that isn't held back itself: nothing would be won.
+    /// Returns the standby that has waited longest and can share a list with the seated agents. To
+    /// replace `leaving`, it must not be held back itself: nothing would be gained.
     fn first_standby(&self, leaving: Option<KeyId>) -> Option<KeyId> {
         let cluster = &*self.cluster;
         let mut seated: Vec<KeyId> = cluster.seats().into_values().collect();
@@ -93,7 +95,8 @@ impl Turn<'_> {
         cluster.standbys().into_values().find(suits)
     }
 
-    /// All seats live and none held back: the list is frozen, above every epoch that was signed.
+    /// Freezes the list if every seat is taken and no seated agent is held back. Its epoch is above
+    /// every epoch that was signed.
     fn freeze(&mut self) {
         let seats = self.cluster.seats();
         let held = |key: &KeyId| self.cluster.agents[key].held_until > self.now;

@@ -1,36 +1,37 @@
-//! The service's times and limits, each an option so that tests are quick.
+//! Times and limits of the service, each an option so that tests are quick.
 
 use crate::values::{Epoch, Millis};
 
 /// Times and limits of formation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How long a seat or a place in the queue is held without a word from its agent.
+    /// Time for which a silent agent keeps its seat or its place in the queue.
     pub lease: Millis,
-    /// How long a frozen list waits for its acks.
+    /// Time for which a frozen list waits for its acks.
     pub prepare: Millis,
-    /// How often clusters that nobody polls are looked at.
+    /// Interval at which clusters that nobody polls are examined.
     pub sweep: Millis,
-    /// The first hold-back, doubled with each further count.
+    /// Length of the first hold-back, doubled with each further count.
     pub hold_back: Millis,
-    /// The longest hold-back.
+    /// Upper limit of a hold-back.
     pub hold_back_cap: Millis,
-    /// How long after a retirement an owner may take it back.
+    /// Time after a retirement in which an owner may take it back.
     pub unretire: Millis,
-    /// Keys that one grant admits, per seat of the cluster.
+    /// Number of keys that one grant admits, per seat of the cluster.
     pub keys_per_seat: u32,
 }
 
-/// How far above everything that a cluster has seen an epoch may be that an agent names. An honest
-/// one names none that no service has proposed; a hostile one would otherwise carry all the others
-/// to where epochs end, and the cluster could never be frozen again.
+/// Largest distance by which an epoch that an agent names may exceed everything that the cluster
+/// has seen. An honest agent names only epochs that a service has proposed. A hostile one could
+/// otherwise push all the others to the highest epoch, and the cluster could never be frozen again.
 pub const EPOCH_DISTANCE: Epoch = 1_000_000;
-/// No epoch is above this, whoever names it: rows and counters have room for it and the next ones.
+/// Highest epoch that anybody may name: rows and counters have room for it and the next ones.
 pub const EPOCH_MAX: Epoch = 1 << 62;
 
 impl Settings {
-    /// As documented: 90 s, 60 s, 30 s, 2 s doubling to 60 s, a week to take a
-    /// retirement back, three keys for each seat.
+    /// Documented defaults: a lease of 90 s, 60 s for the acks, and a sweep every 30 s. Hold-backs
+    /// grow from 2 s to 60 s, a retirement can be taken back for a week, and each seat admits three
+    /// keys.
     pub const DEFAULT: Settings = Settings {
         lease: Millis(90_000),
         prepare: Millis(60_000),
@@ -41,15 +42,15 @@ impl Settings {
         keys_per_seat: 3,
     };
 
-    /// How long the clock must have gone evenly before a cluster's deadline is believed: a minute,
-    /// two sweeps.
+    /// Returns how long the clock must have run evenly before a cluster's deadline counts: two
+    /// sweeps, a minute by default.
     #[must_use]
     pub fn steady_after(&self) -> Millis {
         Millis(self.sweep.0.saturating_mul(2))
     }
 
-    /// How long whoever has now been counted `counts` times (1 or more) is held back:
-    /// 2^counts seconds by default.
+    /// Returns how long an agent is held back that has now been counted `counts` times (1 or more):
+    /// 2^counts seconds by default, up to the limit.
     #[must_use]
     pub fn held_back(&self, counts: u32) -> Millis {
         let doubled = self.hold_back.0.saturating_mul(1 << counts.saturating_sub(1).min(16));

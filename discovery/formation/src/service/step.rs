@@ -1,4 +1,4 @@
-//! One event: the table of states and events, row by row.
+//! Applies one event to a cluster: the table of phases and events, row by row.
 
 use crate::rules::{Rule, Rules};
 use crate::service::cluster::{Applicant, Cluster, EndCause, LastError, Phase, Seating};
@@ -8,25 +8,25 @@ use crate::service::refusal::Refusal;
 use crate::service::settings::Settings;
 use crate::values::{Hash, KeyId, Micros, Proposal, Statement};
 
-/// What a step needs beside cluster, time and event.
+/// Inputs of a step besides the cluster, the time and the event.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// [`Rules::ALL`].
+    /// Rules to apply: [`Rules::ALL`] in the programs.
     pub rules: &'a Rules,
-    /// Times and limits.
     pub settings: &'a Settings,
-    /// The clock has gone evenly for [`Settings::steady_after`]: only then does a deadline that has
-    /// passed end a cluster. A jump forward may be taken back.
+    /// Whether the clock has run evenly for [`Settings::steady_after`]. Only then does a deadline
+    /// that has passed end a cluster, since a jump forward may be taken back.
     pub steady: bool,
-    /// The hash of a proposal: SHA-256 as the protocol writes it. Called at most twice in a step.
+    /// Computes the hash of a proposal: SHA-256 as the protocol writes it. Called at most twice in
+    /// a step.
     pub hash: &'a dyn Fn(&Proposal) -> Hash,
 }
 
 /// Applies one event to `cluster`, whose row is locked, at the database's time `now`.
 ///
-/// Time is judged first: leases that have lapsed are gone before the event is looked at, so that
-/// no event is ever judged by a state that only a late clock still shows. Whatever seats the event
-/// left free or filled is settled last.
+/// Time is judged first: lapsed leases are gone before the event is examined. So no event is ever
+/// judged by a state that has already expired. Seats that the event left free or filled are settled
+/// last.
 pub fn step(cluster: &mut Cluster, context: &Context<'_>, now: Micros, event: Event) -> Outcome {
     let mut turn = Turn {
         cluster,
@@ -49,7 +49,7 @@ pub fn step(cluster: &mut Cluster, context: &Context<'_>, now: Micros, event: Ev
     turn.finish(result)
 }
 
-/// How `cluster` looks to `key`: the answer to a read-only poll.
+/// Returns the cluster as `key` sees it: the answer to a read-only poll.
 #[must_use]
 pub fn view(cluster: &Cluster, key: Option<KeyId>) -> Answer {
     let agent = key.and_then(|key| cluster.agents.get(&key));
@@ -73,7 +73,7 @@ pub fn view(cluster: &Cluster, key: Option<KeyId>) -> Answer {
     }
 }
 
-/// One step under way.
+/// Working state of one step.
 pub(super) struct Turn<'a> {
     pub(super) cluster: &'a mut Cluster,
     pub(super) context: Context<'a>,
@@ -84,7 +84,7 @@ pub(super) struct Turn<'a> {
     pub(super) alarms: Vec<Alarm>,
 }
 
-/// Who asked, or why not.
+/// Key of the asking agent, if an agent asked, or the refusal.
 pub(super) type Applied = Result<Option<KeyId>, Refusal>;
 
 impl Turn<'_> {

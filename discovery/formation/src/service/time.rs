@@ -1,4 +1,4 @@
-//! What time does to a cluster: leases lapse, lists time out, deadlines pass.
+//! Effects of time on a cluster: leases lapse, lists time out, deadlines pass.
 
 use crate::rules::Rule;
 use crate::service::cluster::{Cluster, EndCause, LastError, Phase, Seating};
@@ -8,8 +8,8 @@ use crate::service::settings::Settings;
 use crate::service::step::Turn;
 use crate::values::{KeyId, Micros};
 
-/// When to step `cluster` with [`Event::Tick`](super::Event::Tick) next, if nothing else happens;
-/// none from the commit on. A time at or before `now` means at once.
+/// Returns when to step `cluster` with [`Event::Tick`](super::Event::Tick) next, if nothing else
+/// happens; `None` from the commit on. A time at or before `now` means at once.
 #[must_use]
 pub fn next_deadline(cluster: &Cluster, settings: &Settings, now: Micros) -> Option<Micros> {
     if !matches!(cluster.phase, Phase::Open | Phase::Preparing) {
@@ -17,22 +17,23 @@ pub fn next_deadline(cluster: &Cluster, settings: &Settings, now: Micros) -> Opt
     }
     let live = cluster.agents.values().filter(|agent| agent.seating != Seating::Absent);
     let leases = live.map(|agent| agent.lease_until);
-    // The end of a hold-back that has passed was judged by the step before.
+    // The previous step has judged every hold-back that has ended.
     let seated = cluster.agents.values().filter(|agent| matches!(agent.seating, Seating::Seat(_)));
     let holds = seated.map(|agent| agent.held_until).filter(|&until| until > now);
     let times_out = cluster.frozen.iter().map(|frozen| frozen.at.after(settings.prepare));
-    // A deadline that the last step has not believed is looked at again once it may be.
+    // A passed deadline that the last step didn't trust is judged again once the clock may be
+    // steady.
     let expires =
         if cluster.deadline > now { cluster.deadline } else { now.after(settings.steady_after()) };
-    // It doesn't expire before the ledgers have been compared, and that is an event of its own.
+    // An unsettled cluster doesn't expire: the ledgers are compared first, which is its own event.
     let expires = (!cluster.unsettled).then_some(expires);
     leases.chain(holds).chain(times_out).chain(expires).min()
 }
 
 impl Turn<'_> {
-    /// Takes back what a clock that was ahead has stored: no lease ends later than one that is
-    /// given now, no hold later than the longest, and no list was frozen after now. A clock that is
-    /// set right so costs one such time, and not the whole difference.
+    /// Corrects times that a fast clock has stored. No lease ends later than one that is given now,
+    /// no hold-back later than the longest, and no list was frozen in the future. So setting the
+    /// clock right costs one such time, and not the whole difference.
     pub(super) fn clamp_stored_times(&mut self) {
         let (now, settings) = (self.now, self.context.settings);
         let (lease, hold) = (now.after(settings.lease), now.after(settings.hold_back_cap));
@@ -48,7 +49,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Everything that has become due by now, in one go.
+    /// Applies everything that has become due by now, in one step.
     pub(super) fn pass_time(&mut self) {
         if !matches!(self.cluster.phase, Phase::Open | Phase::Preparing)
             || self.cluster.split.is_some()
@@ -69,7 +70,7 @@ impl Turn<'_> {
         self.time_out();
     }
 
-    /// Frees what lapsed leases held; a member of the frozen list, if one of them was.
+    /// Frees the seats of lapsed leases. Returns a member of the frozen list if one of them lapsed.
     fn lapse(&mut self) -> Option<KeyId> {
         let due = |agent: &crate::service::cluster::Applicant| {
             agent.seating != Seating::Absent && agent.lease_until <= self.now
@@ -92,7 +93,7 @@ impl Turn<'_> {
         member
     }
 
-    /// A list whose time is over: back to open, and whoever held it up is counted.
+    /// Reopens the cluster if the frozen list's time is over, and counts the members at fault.
     fn time_out(&mut self) {
         let Some(frozen) = &self.cluster.frozen else { return };
         if frozen.at.after(self.context.settings.prepare) > self.now {
@@ -102,7 +103,7 @@ impl Turn<'_> {
         let at_fault = links::at_fault(self.context.rules, frozen, counts);
         let missing = frozen.proposal.records.len() - frozen.acks.len();
         let text = format!("epoch {} timed out with {missing} acks missing", self.cluster.epoch);
-        // A broken link is nobody's alone.
+        // A broken link is no single agent's fault, so the error names none.
         let (key, text) = match links::sentence(&links::broken(frozen)) {
             Some(broken) => (None, format!("{text}; {broken}")),
             None => (at_fault.first().copied(), text),

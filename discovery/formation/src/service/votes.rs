@@ -1,4 +1,4 @@
-//! What agents say of the list that was frozen, and of the cluster that it became.
+//! Messages of agents about the frozen list, and about the cluster that it became.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::service::refusal::Refusal;
 use crate::service::step::{Applied, Turn};
 use crate::values::{Epoch, Hash, KeyId, Release, quorum};
 
-/// How many bytes of a probe's or an agent's own words are kept: the 300 characters that the API
-/// takes, and the word for the reason before them.
+/// Number of bytes that are kept of a text that an agent sends. The API takes 300 characters, and
+/// the word for the reason stands before them.
 const SENTENCE_LIMIT: usize = 400;
 
 impl Turn<'_> {
@@ -51,7 +51,7 @@ impl Turn<'_> {
         Refusal::StaleEpoch { sent, epoch: self.cluster.epoch, phase: self.cluster.phase }
     }
 
-    /// The present proposal, if it has this epoch and `key` has a seat in it.
+    /// Returns the present proposal if it has this epoch and `key` has a seat in it.
     fn frozen_at(&mut self, key: KeyId, epoch: Epoch) -> Result<&mut Frozen, Refusal> {
         let stale = self.stale(epoch);
         if self.cluster.phase != Phase::Preparing || self.cluster.epoch != epoch {
@@ -107,7 +107,7 @@ impl Turn<'_> {
         Ok(Some(key))
     }
 
-    /// `key` is a member of the list that was decided.
+    /// Checks that `key` is a member of the decided list.
     fn check_member(&self, key: KeyId) -> Result<(), Refusal> {
         self.refuse_if_ended()?;
         if self.is_forming() {
@@ -137,7 +137,7 @@ impl Turn<'_> {
     }
 }
 
-/// At most [`SENTENCE_LIMIT`] bytes of what somebody else wrote.
+/// Cuts a text that somebody else wrote to at most [`SENTENCE_LIMIT`] bytes.
 fn shortened(text: &str) -> String {
     text.chars()
         .scan(0, |length, c| {

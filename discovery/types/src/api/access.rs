@@ -1,4 +1,4 @@
-//! Access tokens, admins, and what anybody may know about the service.
+//! API bodies of access tokens and admins, and public facts about the service.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -51,7 +51,8 @@ pub struct ContextResponse {
     pub version: String,
 }
 
-/// What services allow unless told otherwise, those too that don't say it.
+/// Longest deadline in seconds that a service allows by default; assumed if the service doesn't
+/// say.
 fn one_day() -> u64 {
     86_400
 }
@@ -75,7 +76,7 @@ pub struct Jwk {
 }
 
 impl Jwk {
-    /// The JWK of a key.
+    /// Returns the JWK of `key`.
     pub fn new(key: &PublicKey) -> Self {
         Self {
             kty: "OKP".into(),
@@ -87,7 +88,7 @@ impl Jwk {
         }
     }
 
-    /// The key, if it is one that we can use and its id is its own.
+    /// Returns the public key, if it is an Ed25519 key and `kid` is its own id.
     pub fn public_key(&self) -> Option<PublicKey> {
         let ours = self.kty == "OKP" && self.crv == "Ed25519";
         let key: PublicKey = format!("ed25519:{}", self.x).parse().ok()?;

@@ -1,4 +1,4 @@
-//! Clusters, as admins see them.
+//! API bodies of clusters, as admins see them.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -47,7 +47,7 @@ pub enum ClusterState {
 }
 
 impl ClusterState {
-    /// Its name.
+    /// Returns the state's name in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             ClusterState::Draft => "draft",
@@ -162,13 +162,13 @@ pub struct SeatView {
 }
 
 impl SeatView {
-    /// Whether it comes from elsewhere than its token was bound to.
+    /// Whether the agent comes from elsewhere than its token was bound to.
     pub fn is_out_of_bounds(&self) -> bool {
         self.is_outside(&self.bound_to)
     }
 
-    /// Whether it comes from outside `blocks`, or from nobody knows where, or wants to be reached at
-    /// an address outside of them. No blocks are no bounds.
+    /// Whether the agent comes from outside `blocks` or from an unknown address, or advertises an
+    /// address outside of them. Empty `blocks` restrict nothing.
     pub fn is_outside(&self, blocks: &[IpNet]) -> bool {
         is_outside(self.source.as_deref(), self.peer_urls.iter(), blocks)
     }
@@ -217,12 +217,12 @@ pub struct MemberView {
 }
 
 impl MemberView {
-    /// Whether its agent was heard lately and its node has a leader.
+    /// Whether the member's agent was heard lately and its node has a leader.
     pub fn is_well(&self) -> bool {
         !self.is_silent && self.last_error.is_none()
     }
 
-    /// Its name, or its id while it has none.
+    /// Returns the member's name, or its id while it has none.
     pub fn called(&self) -> String {
         match self.name.is_empty() {
             true => self.id.to_string(),
@@ -230,8 +230,8 @@ impl MemberView {
         }
     }
 
-    /// Whether it came from outside `blocks`, or wants to be reached at an address outside of them.
-    /// No blocks are no bounds.
+    /// Whether the member came from outside `blocks`, or advertises an address outside of them.
+    /// Empty `blocks` restrict nothing.
     pub fn is_outside(&self, blocks: &[IpNet]) -> bool {
         let urls: Result<Vec<NodeUrl>, _> = self.peer_urls.iter().map(|url| url.parse()).collect();
         match urls {

@@ -1,4 +1,4 @@
-//! An agent's side of forming a cluster.
+//! API bodies of an agent's part in forming a cluster.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,4 +1,4 @@
-//! Grants, as admins see them.
+//! API bodies of grants, as admins see them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
