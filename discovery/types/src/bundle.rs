@@ -1,4 +1,5 @@
-//! The join bundle: the one line that a host needs, and the admin's context, its sibling.
+//! The join bundle, one line with all that a host needs to join. The admin's context has the same
+//! form.
 //!
 //! `muster1 urls=https://a:8443,https://b:8443 pins=<hex> cluster=<id> statement=<hex> mst_…`
 
@@ -14,46 +15,46 @@ use crate::url::{ServiceUrl, UrlError};
 
 /// First word of a bundle.
 pub const BUNDLE_WORD: &str = "muster1";
-/// Longest line that is looked at.
+/// Longest line that is read, in bytes.
 pub const MAX_LINE: usize = 4096;
-/// Most URLs of a service.
+/// Largest number of URLs of a service.
 pub const MAX_URLS: usize = 8;
-/// Most pins: two while the service's key is being changed.
+/// Largest number of pins: two while the service's key is being changed.
 pub const MAX_PINS: usize = 2;
 
-/// Why a text is no bundle. Shows nothing of the token.
+/// Reason why a text is no bundle or context. Shows nothing of the token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
-    /// Nothing there.
+    /// The text is empty.
     #[error("empty: expected one line that begins with `{0}`")]
     Empty(&'static str),
-    /// Longer than any such line.
+    /// The line is longer than [`MAX_LINE`].
     #[error("longer than {MAX_LINE} characters: expected one line that begins with `{0}`")]
     TooLong(&'static str),
-    /// More than one line.
+    /// The text has more than one line.
     #[error("expected one line that begins with `{0}`, found several")]
     Lines(&'static str),
-    /// Another first word.
+    /// The line begins with another word than expected.
     #[error("expected one line that begins with `{expected}`{hint}")]
     FirstWord {
-        /// What it should be.
+        /// First word that was expected.
         expected: &'static str,
-        /// What this seems to be instead; empty if there is no guess.
+        /// Guess at what the text is instead; empty if there is none.
         hint: &'static str,
     },
-    /// A part is missing.
+    /// The part with this key is missing.
     #[error("`{0}=` is missing: was all of the line copied?")]
     Missing(&'static str),
-    /// A part stands there twice.
+    /// The part with this key stands there twice.
     #[error("`{0}=` stands there twice")]
     Twice(&'static str),
-    /// A part that doesn't belong there.
+    /// A word doesn't belong into the line; holds its number, counted from 1.
     #[error("word {0} of the line is not one that belongs there")]
     Unexpected(usize),
-    /// A part's value can't be read.
+    /// The value of the part with this key can't be read, for this reason.
     #[error("`{0}=` can't be read: {1}")]
     Value(&'static str, String),
-    /// No token at the end.
+    /// The token at the end is missing.
     #[error("the token (mst_…) is missing at the end: was all of the line copied?")]
     NoToken,
     /// The token can't be read.
@@ -61,23 +62,23 @@ pub enum LineError {
     Token(#[from] TokenError),
 }
 
-/// What a host needs to become a member.
+/// Everything that a host needs to become a member, read from a join bundle.
 #[derive(Debug)]
 pub struct Bundle {
-    /// Where the service is, in order of preference.
+    /// URLs of the service, in order of preference.
     pub urls: Vec<ServiceUrl>,
     /// SHA-256 of the service's TLS key (SPKI): one, or two while it is being changed.
     pub pins: Vec<Digest>,
-    /// The cluster.
+    /// Cluster that the token is for.
     pub cluster: Uuid,
-    /// Hash of a statement of the cluster: where trust begins.
+    /// Hash of a statement of the cluster, at which the host's trust begins.
     pub statement: Digest,
-    /// The token.
+    /// Token that the host redeems.
     pub token: Token,
 }
 
 impl Bundle {
-    /// The line, without a newline. Holds the token's secret.
+    /// Returns the line, without a newline. It holds the token's secret.
     pub fn expose(&self) -> SecretString {
         let token = self.token.expose();
         SecretString::from(format!(
@@ -112,7 +113,7 @@ impl FromStr for Bundle {
     }
 }
 
-/// A line of `key=value` words, each taken once.
+/// Parser of a line of `key=value` words, each of which is taken once.
 pub(crate) struct Line<'t> {
     words: Vec<Option<&'t str>>,
 }

@@ -1,5 +1,5 @@
-//! What an admin's tool knows about a discovery service: where it is, which key it must show, and
-//! which owners' word counts. One line, without a secret.
+//! An admin's context: where a discovery service is, which key it must show, and which owners are
+//! trusted. It is one line, without a secret.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,13 +11,13 @@ use crate::url::ServiceUrl;
 
 /// First word of a context.
 pub const CONTEXT_WORD: &str = "muster-context1";
-/// Most owner keys in a context.
+/// Largest number of owner keys in a context.
 pub const MAX_OWNERS: usize = 16;
 
-/// An admin's context.
+/// Facts about a discovery service that an admin's tool starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// Where the service is, in order of preference.
+    /// URLs of the service, in order of preference.
     pub urls: Vec<ServiceUrl>,
     /// SHA-256 of the service's TLS key (SPKI).
     pub pins: Vec<Digest>,

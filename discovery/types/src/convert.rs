@@ -1,8 +1,8 @@
-//! From verified wire types to the plain values of the protocol's machines, and back.
+//! Conversion of verified wire types to the plain values of the state machines, and back.
 //!
-//! The one place for it: service and agents must see the same list in the same bytes. Only what has
-//! passed verification is converted: each function takes a `Verified…` type, or says whose word it
-//! takes instead.
+//! All conversions are here, because service and agents must see the same list in the same bytes.
+//! Only verified values are converted. Each function takes a `Verified…` type, or says which check
+//! replaces it.
 
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ use crate::record::{Record, SignedRecord, VerifiedRecord};
 use crate::statement::{Permissions, StatementChain};
 use crate::url::NodeUrl;
 
-/// The fact that [`MachineFacts::dmi_uuid`] holds.
+/// Name of the fact that [`MachineFacts::dmi_uuid`] holds.
 pub const DMI_UUID: &str = "dmi-uuid";
-/// The fact that [`MachineFacts::machine_id`] holds.
+/// Name of the fact that [`MachineFacts::machine_id`] holds.
 pub const MACHINE_ID: &str = "machine-id";
 
-/// An agent's key as the machine names it.
+/// Converts an agent's key for the state machines.
 pub fn key(key: &PublicKey) -> formation::KeyId {
     formation::KeyId(*key.as_bytes())
 }
@@ -38,7 +38,7 @@ pub fn public_key(key: formation::KeyId) -> PublicKey {
     PublicKey::from_bytes(key.0)
 }
 
-/// A hash.
+/// Converts a hash for the state machines.
 pub fn hash(digest: &Digest) -> formation::Hash {
     formation::Hash(*digest.as_bytes())
 }
@@ -48,12 +48,12 @@ pub fn digest(hash: formation::Hash) -> Digest {
     Digest(hash.0)
 }
 
-/// A cluster's id.
+/// Converts a cluster's id for the state machines.
 pub fn cluster(id: Uuid) -> formation::ClusterId {
     formation::ClusterId(id.as_u128())
 }
 
-/// An incarnation.
+/// Converts an incarnation for the state machines.
 pub fn incarnation(incarnation: &Incarnation) -> formation::Incarnation {
     formation::Incarnation(u128::from_be_bytes(*incarnation.as_bytes()))
 }
@@ -63,7 +63,7 @@ pub fn wire_incarnation(incarnation: formation::Incarnation) -> Incarnation {
     Incarnation(incarnation.0.to_be_bytes())
 }
 
-/// What is known of a machine.
+/// Converts the known facts of a machine for the state machines.
 pub fn machine(facts: &MachineFacts) -> formation::Machine {
     let known = [(DMI_UUID, &facts.dmi_uuid), (MACHINE_ID, &facts.machine_id)];
     let fact = |(fact, value): (&str, &Option<String>)| Some((fact.to_owned(), value.clone()?));
@@ -78,12 +78,13 @@ pub fn machine_facts(machine: &formation::Machine) -> MachineFacts {
     }
 }
 
-/// Who holds an agent's key.
+/// Converts a session: it tells which run of an agent holds the agent's key.
 pub fn session(boot: u64, nonce: &Nonce) -> formation::Session {
     formation::Session { boot, nonce: u128::from_be_bytes(*nonce.as_bytes()) }
 }
 
-/// The newest statement of a chain. The machine counts from 1, the wire from 0.
+/// Converts the newest statement of a chain. The state machines count statements from 1, the wire
+/// from 0.
 pub fn statement(chain: &StatementChain) -> formation::Statement {
     let newest = chain.newest();
     formation::Statement {
@@ -95,7 +96,7 @@ pub fn statement(chain: &StatementChain) -> formation::Statement {
     }
 }
 
-/// What a statement allows.
+/// Converts the permissions of a statement.
 pub fn permissions(permissions: &Permissions) -> formation::Permissions {
     formation::Permissions {
         allow_loopback: permissions.loopback,
@@ -105,7 +106,7 @@ pub fn permissions(permissions: &Permissions) -> formation::Permissions {
     }
 }
 
-/// Where the cluster stands; nothing for a draft, which takes no agents.
+/// Converts a cluster's state to its phase; `None` for a draft, which takes no agents.
 pub fn phase(state: ClusterState) -> Option<Phase> {
     Some(match state {
         ClusterState::Draft => return None,
@@ -132,7 +133,7 @@ pub fn state(phase: Phase) -> ClusterState {
     }
 }
 
-/// Why an agent doesn't sign, as it is told.
+/// Converts an agent's objection to the reason that the API knows.
 pub fn nack_reason(objection: &Objection) -> NackReason {
     match objection {
         Objection::InvalidRecord { .. }
@@ -150,13 +151,13 @@ pub fn nack_reason(objection: &Objection) -> NackReason {
 
 macro_rules! refusal_codes {
     ($($name:ident)*) => {
-        /// The problem code that a refusal goes by.
+        /// Converts a refusal's code to the problem code of the API.
         pub fn problem_code(refusal: RefusalCode) -> Code {
             match refusal { $(RefusalCode::$name => Code::$name,)* }
         }
 
-        /// The refusal that a problem code is; nothing for the problems of the API around the
-        /// protocol, such as a limit or a fault of the service.
+        /// Converts a problem code to the refusal that it means. `None` for problems of the API
+        /// around the protocol, such as a limit or a fault of the service.
         pub fn refusal_code(problem: Code) -> Option<RefusalCode> {
             match problem { $(Code::$name => Some(RefusalCode::$name),)* _ => None }
         }
@@ -169,23 +170,23 @@ refusal_codes! {
     VoteRefused WrongState Committed StatementRefused DocumentRefused
 }
 
-/// A record that its agent and its token have signed.
+/// Converts a record that its agent and its token have signed.
 pub fn record(verified: &VerifiedRecord) -> Arc<formation::Record> {
     Arc::new(read_record(verified, verified.signed(), verified.node_key()))
 }
 
-/// Why a record on this agent's own disk isn't one that it has signed.
+/// Reason why a record on this agent's own disk isn't one that it has signed.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnRecordError {
     /// The signature is not this agent's.
     #[error("the record is not signed by this agent's key")]
     Jws(#[from] JwsError),
-    /// The node's key in it.
+    /// The signing request for the node's key isn't valid.
     #[error("the record's signing request can't be read")]
     Csr(#[from] crate::csr::CsrError),
 }
 
-/// A record that this agent has signed itself; nobody else's word is asked for.
+/// Converts a record that this agent has signed itself; only its own signature is checked.
 pub fn own_record(
     signed: &SignedRecord,
     own: &PublicKey,
@@ -195,8 +196,8 @@ pub fn own_record(
     Ok(Arc::new(read_record(&record, signed, &node_key)))
 }
 
-/// A record that was read out of `signed` by a caller who answers for what it has checked.
-/// `node_key` is the hash of the node's key in its signing request.
+/// Converts a record that the caller has read out of `signed` and checked itself. `node_key` is the
+/// hash of the node's key in its signing request.
 pub fn read_record(record: &Record, signed: &SignedRecord, node_key: &Digest) -> formation::Record {
     let urls = |urls: &[NodeUrl]| urls.iter().map(NodeUrl::to_string).collect();
     formation::Record {
@@ -216,7 +217,7 @@ pub fn read_record(record: &Record, signed: &SignedRecord, node_key: &Digest) ->
     }
 }
 
-/// A list whose every record is valid.
+/// Converts a list in which every record is valid.
 pub fn proposal(verified: &VerifiedProposal) -> formation::Proposal {
     let proposal = verified.proposal();
     formation::Proposal {
@@ -227,7 +228,7 @@ pub fn proposal(verified: &VerifiedProposal) -> formation::Proposal {
     }
 }
 
-/// The list as it crosses the wire; `grants` are those that its records name.
+/// Converts a list to its wire form; `grants` are those that its records name.
 pub fn wire_proposal(list: &formation::Proposal, grants: Vec<Jws>) -> Result<Proposal, JwsError> {
     let seat = |record: &Arc<formation::Record>| -> Result<SignedRecord, JwsError> {
         Ok(SignedRecord { record: record.jws.parse()?, endorsement: record.token_jws.parse()? })
@@ -241,13 +242,13 @@ pub fn wire_proposal(list: &formation::Proposal, grants: Vec<Jws>) -> Result<Pro
     })
 }
 
-/// The protocol's hash of a list, over hashes that are known already.
+/// Computes the protocol's hash of a list, from hashes that are known already.
 pub fn proposal_hash(list: &formation::Proposal) -> formation::Hash {
     let seats = list.records.iter().map(|record| [digest(record.hash), digest(record.token_hash)]);
     hash(&proposal::hash(&digest(list.statement), list.epoch, seats))
 }
 
-/// A valid document.
+/// Converts a verified document.
 pub fn document(verified: &VerifiedDocument) -> formation::Document {
     formation::Document {
         proposal: proposal(verified.proposal()),

@@ -1,7 +1,7 @@
-//! The node's key and its signing request.
+//! The node's key and its certificate signing request.
 //!
-//! Of a request only the public key is used, and that its owner made it (its self-signature).
-//! Names, addresses and uses in it are ignored: those come from the committed record.
+//! Two things of a request are used: its public key, and the self-signature that proves who made
+//! it. Names, addresses and uses in it are ignored: those come from the committed record.
 
 use data_encoding::BASE64URL_NOPAD;
 use rcgen::CertificateSigningRequestParams;
@@ -19,19 +19,21 @@ const P256_SPKI_PREFIX: [u8; 27] = [
     0x3d, 3, 1, 7, 3, 0x42, 0, 4,
 ];
 
-/// Longest request in DER.
+/// Longest request in DER, in bytes.
 pub const MAX_CSR: usize = 1024;
 
-/// Why a signing request is refused.
+/// Reason why a signing request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CsrError {
-    /// Not a PKCS#10 request of at most [`MAX_CSR`] bytes, or one with extensions unknown to us.
+    /// The bytes are not a PKCS#10 request of at most [`MAX_CSR`] bytes, or it has extensions
+    /// unknown to us.
     #[error("not a PKCS#10 signing request of at most {MAX_CSR} bytes")]
     Malformed,
-    /// Certificates of servers are ECDSA P-256: some clients refuse anything else.
+    /// The key is not ECDSA P-256, as servers' certificates need: some clients refuse anything
+    /// else.
     #[error("the key of a signing request must be ECDSA P-256")]
     NotP256,
-    /// Not signed by its own key.
+    /// The request is not signed by its own key.
     #[error("the signing request is not signed by its own key")]
     BadSignature,
 }
@@ -43,23 +45,23 @@ pub struct Csr(Vec<u8>);
 /// A request that is signed by its own P-256 key.
 #[derive(Debug)]
 pub struct VerifiedCsr {
-    /// The key to certify. Take nothing else from a request.
+    /// Key to certify. Nothing else is to be taken from a request.
     pub public_key: rcgen::PublicKey,
-    /// SHA-256 of its SubjectPublicKeyInfo: the node key as `muster-node` knows it.
+    /// SHA-256 of the key's SubjectPublicKeyInfo: the node key as `muster-node` knows it.
     pub node_key: Digest,
 }
 
 /// A P-256 private key with its request.
 #[derive(Debug)]
 pub struct NodeKey {
-    /// Private key, PEM PKCS#8.
+    /// Private key, as PEM PKCS#8.
     pub key_pem: Zeroizing<String>,
-    /// Its request.
+    /// Signing request for the key.
     pub csr: Csr,
 }
 
 impl NodeKey {
-    /// A new random P-256 key.
+    /// Generates a new random P-256 key.
     pub fn generate() -> Self {
         let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)
             .expect("ring makes P-256 keys");
@@ -69,7 +71,7 @@ impl NodeKey {
 }
 
 impl Csr {
-    /// A request by `pair`, with no more in it than a request must have.
+    /// Makes a request by `pair`, with no more in it than a request must have.
     pub fn new(pair: &rcgen::KeyPair) -> Self {
         let mut params = rcgen::CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
@@ -77,12 +79,12 @@ impl Csr {
         Self(request.der().to_vec())
     }
 
-    /// From DER, unchecked.
+    /// Wraps DER bytes without a check.
     pub fn from_der(der: Vec<u8>) -> Self {
         Self(der)
     }
 
-    /// The DER bytes.
+    /// Returns the DER bytes.
     pub fn der(&self) -> &[u8] {
         &self.0
     }
@@ -98,7 +100,7 @@ impl Csr {
             return Err(CsrError::Malformed);
         }
         let spki = parsed.certification_request_info.subject_pki.raw;
-        // Looked at here: the request's signature algorithm names a hash, not a curve.
+        // Check the curve here: the request's signature algorithm names a hash, not a curve.
         if !spki.starts_with(&P256_SPKI_PREFIX) {
             return Err(CsrError::NotP256);
         }

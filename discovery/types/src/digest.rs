@@ -12,7 +12,7 @@ use crate::text::wire_text;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {digits} lower-case hexadecimal digits")]
 pub struct NotHex {
-    /// How many digits there should have been.
+    /// Number of digits that were expected.
     pub digits: usize,
 }
 
@@ -23,7 +23,7 @@ macro_rules! hex_bytes {
         pub struct $name(pub [u8; $bytes]);
 
         impl $name {
-            /// The raw bytes.
+            /// Returns the raw bytes.
             pub fn as_bytes(&self) -> &[u8; $bytes] {
                 &self.0
             }
@@ -56,47 +56,48 @@ macro_rules! hex_bytes {
 }
 
 hex_bytes!(
-    /// A SHA-256 value.
+    /// A SHA-256 value, as 32 bytes.
     Digest, 32, 64, "^[0-9a-f]{64}$"
 );
 hex_bytes!(
-    /// One life of one member: made with the agent's key, gone with the data directory.
+    /// Random id of one life of one member: made with the agent's key, and lost with the data
+    /// directory.
     Incarnation, 16, 32, "^[0-9a-f]{32}$"
 );
 hex_bytes!(
-    /// Names one run of an agent, together with its boot counter.
+    /// Random number that names one run of an agent, together with its boot counter.
     Nonce, 16, 32, "^[0-9a-f]{32}$"
 );
 
 hex_bytes!(
-    /// One change of one cluster, once: what a node commits with the change, and refuses a second
+    /// Id of one change of one cluster. A node commits it with the change, and refuses it a second
     /// time.
     OperationId, 16, 32, "^[0-9a-f]{32}$"
 );
 hex_bytes!(
-    /// A member's id in its Raft cluster, as etcd's API has it.
+    /// Id of a member in its Raft cluster, as etcd's API has it.
     MemberId, 8, 16, "^[0-9a-f]{16}$"
 );
 
 impl MemberId {
-    /// From the number that etcd's API has.
+    /// Makes the id from the number that etcd's API has.
     pub fn new(id: u64) -> Self {
         Self(id.to_be_bytes())
     }
 
-    /// The number that etcd's API has.
+    /// Returns the id as the number that etcd's API has.
     pub fn get(self) -> u64 {
         u64::from_be_bytes(self.0)
     }
 }
 
 impl Digest {
-    /// SHA-256 of `bytes`.
+    /// Computes the SHA-256 of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Self::of_parts(&[bytes])
     }
 
-    /// SHA-256 of the concatenation of `parts`.
+    /// Computes the SHA-256 of the concatenation of `parts`.
     pub fn of_parts(parts: &[&[u8]]) -> Self {
         let mut context = ring::digest::Context::new(&ring::digest::SHA256);
         for part in parts {
@@ -109,20 +110,20 @@ impl Digest {
 }
 
 impl Incarnation {
-    /// A new random one.
+    /// Generates a new random incarnation.
     pub fn random() -> Self {
         Self(random())
     }
 }
 
 impl Nonce {
-    /// A new random one.
+    /// Generates a new random nonce.
     pub fn random() -> Self {
         Self(random())
     }
 }
 
-/// Bytes from the system's generator.
+/// Returns bytes from the kernel's random generator.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     SystemRandom::new().fill(&mut bytes).expect("the kernel's random generator always answers");

@@ -1,7 +1,7 @@
 //! The commit document: a proposal that every one of its seats signed.
 //!
-//! It is valid by the statement chain, the records and the acks. The service's signature is
-//! evidence of who handed it out, checked when it is received and never again: a restart or an
+//! Statement chain, records and acks make a document valid. The service's signature is evidence of
+//! who handed it out. It is checked when the document is received and never again: a restart or an
 //! adoption must not depend on a key that may be gone by then.
 
 use serde::{Deserialize, Serialize};
@@ -14,52 +14,52 @@ use crate::proposal::{Ack, Proposal, ProposalError, VerifiedProposal};
 use crate::record::VerifiedRecord;
 use crate::statement::StatementChain;
 
-/// Payload of a document; a JWS by the service's signing key.
+/// Payload of a commit document, which is a JWS by the service's signing key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Document {
-    /// 1.
+    /// Version of the format, always 1.
     pub version: u32,
-    /// The committed proposal.
+    /// Proposal that was committed.
     pub proposal: Proposal,
-    /// Each seat's ack, seat 1 first.
+    /// Acks of the seats, seat 1 first.
     pub acks: Vec<Jws>,
 }
 
-/// Why a document is refused.
+/// Reason why a commit document is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
-    /// Kind or form, or (where it is checked) the service's signature.
+    /// The kind, the form or, where it is checked, the service's signature is wrong.
     #[error("the document: {0}")]
     Jws(#[from] JwsError),
-    /// Made by a newer version.
+    /// The document was made by a newer version of Muster.
     #[error("the document was made by a newer version of Muster")]
     Version,
-    /// The proposal in it.
+    /// The proposal in the document is not valid.
     #[error("the document's list: {0}")]
     Proposal(#[from] ProposalError),
-    /// Not one ack per seat.
+    /// The number of acks is not the number of seats.
     #[error("the document has {found} acks for {seats} seats")]
     Acks {
-        /// How many.
+        /// Number of acks in the document.
         found: usize,
-        /// How many there should be.
+        /// Number of seats in the proposal.
         seats: usize,
     },
-    /// An ack's signature, kind or form.
+    /// The signature, kind or form of an ack is wrong.
     #[error("the ack of seat {seat}: {source}")]
     Ack {
-        /// Whose.
+        /// Seat of the refused ack.
         seat: u8,
-        /// Why.
+        /// Reason why the ack is refused.
         source: JwsError,
     },
-    /// An ack of another proposal.
+    /// The ack of this seat is of another proposal.
     #[error("the ack of seat {0} is of another list")]
     OtherAck(u8),
 }
 
-/// A valid document.
+/// A commit document that was verified by chain, records and acks.
 #[derive(Clone, Debug)]
 pub struct VerifiedDocument {
     jws: Jws,
@@ -68,7 +68,7 @@ pub struct VerifiedDocument {
 }
 
 impl Document {
-    /// Signs it, as the service.
+    /// Signs the document, as the service.
     pub fn sign(&self, service: &SigningKey) -> Jws {
         Jws::sign(Typ::Document, service, self)
     }
@@ -102,14 +102,15 @@ impl VerifiedDocument {
         Ok(Self { jws: jws.clone(), proposal, acks: document.acks })
     }
 
-    /// Whether `key` has a seat in it, as the document claims. **Proves nothing**: it spares whoever
-    /// isn't in it the signatures.
+    /// Whether `key` has a seat in the document, as the document claims. **Proves nothing**: it
+    /// saves the verification of the signatures for a key without a seat.
     pub fn claims_seat(jws: &Jws, key: &KeyId) -> Result<bool, DocumentError> {
         let document: Document = jws.claims_unverified(Typ::Document)?;
         Ok(document.proposal.seats.iter().any(|seat| seat.record.kid() == key))
     }
 
-    /// Also checks the service's signature, against the keys of its JWKS.
+    /// Verifies a document that the service has sent: also the service's signature, by the keys of
+    /// its JWKS.
     pub fn verify_received(
         jws: &Jws,
         chain: &StatementChain,
@@ -119,32 +120,32 @@ impl VerifiedDocument {
         Self::verify(jws, chain)
     }
 
-    /// The document as received.
+    /// Returns the document as received.
     pub fn jws(&self) -> &Jws {
         &self.jws
     }
 
-    /// `h`: what the Raft identity is derived from.
+    /// Returns `h`, the hash of the proposal, from which the Raft ids are derived.
     pub fn hash(&self) -> Digest {
         self.proposal.hash()
     }
 
-    /// The committed proposal.
+    /// Returns the proposal that was committed.
     pub fn proposal(&self) -> &VerifiedProposal {
         &self.proposal
     }
 
-    /// The seats, seat 1 first.
+    /// Returns the records of the seats, seat 1 first.
     pub fn records(&self) -> &[VerifiedRecord] {
         self.proposal.records()
     }
 
-    /// The acks, seat 1 first.
+    /// Returns the acks, seat 1 first.
     pub fn acks(&self) -> &[Jws] {
         &self.acks
     }
 
-    /// Epoch of the commit.
+    /// Returns the epoch of the committed proposal.
     pub fn epoch(&self) -> u64 {
         self.proposal.proposal().epoch
     }

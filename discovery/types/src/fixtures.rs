@@ -1,5 +1,5 @@
-//! A small world for tests, here and in what builds on this: an owner, a cluster, a token, agents
-//! with records.
+//! Test fixtures for this crate and the crates that use it: an owner, a cluster, a token, and
+//! agents with records.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "for tests; a failed step fails the test")]
 
@@ -39,12 +39,12 @@ impl TestCa {
         self.issue_as(csr, rcgen::CertificateParams::default())
     }
 
-    /// One for an address or a name.
+    /// Issues a certificate for an address or a name.
     pub fn issue_for(&self, csr: &Csr, host: &str) -> String {
         self.issue_as(csr, rcgen::CertificateParams::new(vec![host.to_owned()]).unwrap())
     }
 
-    /// One that lasts until the first day of `year`.
+    /// Issues a certificate that lasts until the first day of `year`.
     pub fn issue_until(&self, csr: &Csr, year: i32) -> String {
         let mut params = rcgen::CertificateParams::default();
         params.not_after = rcgen::date_time_ymd(year, 1, 1);
@@ -167,7 +167,7 @@ impl World {
         }
     }
 
-    /// Those of the same member that last until the first day of `year`.
+    /// Issues certificates to member `i` that last until the first day of `year`.
     pub fn leaves_until(&self, i: usize, year: i32) -> Leaves {
         let csr = &self.records[i].csr;
         let (peer, client) = (&self.peer_ca, &self.client_ca);
@@ -191,7 +191,7 @@ fn record(grant: &Grant, key: &SigningKey, i: u8) -> Record {
     }
 }
 
-/// A world of one agent with a join ticket, signed by the owner.
+/// Returns a world of one agent with a join ticket, which has to be signed by the owner.
 pub fn join_world() -> World {
     let mut world = World::new(1);
     let token = Token::generate(TokenKind::Join);

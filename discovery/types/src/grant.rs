@@ -1,4 +1,4 @@
-//! The right to redeem: what an issuer signs when making a token.
+//! Grants: the right to redeem a token, which an issuer signs when making the token.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,16 +16,16 @@ use crate::role::Action;
 use crate::statement::StatementChain;
 use crate::text::wire_text;
 
-/// Longest life of a boot token: 24 hours.
+/// Longest lifetime of a boot token, in seconds: 24 hours.
 pub const MAX_BOOT_SECONDS: u64 = 86_400;
-/// Life of a boot token unless said otherwise: one hour.
+/// Default lifetime of a boot token, in seconds: one hour.
 pub const BOOT_SECONDS: u64 = 3_600;
-/// Longest life of a join ticket: 15 minutes.
+/// Longest lifetime of a join ticket, in seconds: 15 minutes.
 pub const MAX_JOIN_SECONDS: u64 = 900;
-/// Most CIDR blocks in one grant.
+/// Largest number of CIDR blocks in one grant.
 pub const MAX_CIDRS: usize = 8;
 
-/// How far an issuer's clock may be ahead of whoever looks at a grant.
+/// Largest time by which an issuer's clock may be ahead of the clock that a grant is judged by.
 pub const ISSUER_SKEW_SECONDS: u64 = 120;
 
 /// What a token is for.
@@ -41,7 +41,7 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
-    /// Its name, as in the token.
+    /// Returns the kind's name, as in the token.
     pub fn as_str(self) -> &'static str {
         match self {
             TokenKind::Boot => "boot",
@@ -49,7 +49,7 @@ impl TokenKind {
         }
     }
 
-    /// What an issuer of such a token must be allowed.
+    /// Returns the action that an issuer of such a token must be allowed to do.
     pub fn action(self) -> Action {
         match self {
             TokenKind::Boot => Action::PutBootGrant,
@@ -57,7 +57,7 @@ impl TokenKind {
         }
     }
 
-    /// Longest life in seconds.
+    /// Returns the longest lifetime of such a token, in seconds.
     pub fn max_seconds(self) -> u64 {
         match self {
             TokenKind::Boot => MAX_BOOT_SECONDS,
@@ -72,7 +72,7 @@ impl fmt::Display for TokenKind {
     }
 }
 
-/// Name of a grant and its token: ten random bytes, 16 characters of lower-case base32.
+/// Id of a grant and its token: ten random bytes, 16 characters of lower-case base32.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GrantId([u8; 10]);
 
@@ -82,7 +82,7 @@ pub struct GrantId([u8; 10]);
 pub struct BadGrantId;
 
 impl GrantId {
-    /// A new random one.
+    /// Generates a new random id.
     pub fn random() -> Self {
         Self(random())
     }
@@ -145,36 +145,36 @@ pub struct Grant {
     pub replaces: Option<MemberId>,
 }
 
-/// Why a grant is refused.
+/// Reason why a grant is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantError {
-    /// Signed by a key that the newest statement doesn't allow it, or a bad signature or form.
+    /// The form or signature is wrong, or the newest statement doesn't allow the key to sign a
+    /// grant.
     #[error("the grant: {0}")]
     Jws(#[from] JwsError),
-    /// Of another cluster.
+    /// The grant is for another cluster.
     #[error("the grant is for another cluster")]
     OtherCluster,
-    /// Made under a statement that is not in the cluster's chain.
+    /// The grant was made under a statement that is not in the cluster's chain.
     #[error("the grant was made under a statement that is not in this cluster's chain")]
     OtherStatement,
-    /// A grant that no token can have.
+    /// The grant has values that no token may have.
     #[error("the grant: {0}")]
     Invalid(&'static str),
 }
 
-/// A grant that nobody can hold a seat by at this time.
+/// Reason why nobody can hold a seat by a grant at this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Untimely {
-    /// It starts later.
+    /// The grant starts later.
     #[error("its token is issued in the future")]
     NotYet,
-    /// It ended so long ago that the cluster's deadline has passed since.
+    /// The grant ended so long ago that the cluster's deadline has passed since.
     #[error("its token expired longer ago than a cluster may take to form")]
     LongOver,
 }
 
-/// A grant whose issuer was allowed to sign it. Whether it has expired or was revoked is not said
-/// here.
+/// A grant whose issuer was allowed to sign it. It may have expired, or have been revoked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedGrant {
     jws: Jws,
@@ -182,7 +182,7 @@ pub struct VerifiedGrant {
 }
 
 impl Grant {
-    /// Signs it.
+    /// Signs the grant, as its issuer.
     pub fn sign(&self, issuer: &SigningKey) -> Jws {
         Jws::sign(Typ::Grant, issuer, self)
     }
@@ -214,7 +214,7 @@ impl Grant {
 }
 
 impl VerifiedGrant {
-    /// Verifies a grant under a cluster's chain: its issuer's role by the newest statement.
+    /// Verifies a grant under a cluster's chain; the newest statement gives the issuer's role.
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, GrantError> {
         let newest = chain.newest();
         let claimed: Grant = jws.claims_unverified(Typ::Grant)?;
@@ -229,9 +229,11 @@ impl VerifiedGrant {
         Ok(Self { jws: jws.clone(), grant })
     }
 
-    /// Why a seat under this grant can't be honest at `now` (seconds since 1970), if it can't. A
-    /// grant's end is judged by the service, at redeem, and a seat that was redeemed in time
-    /// outlives it: until the cluster's deadline, `deadline_seconds` after it was created.
+    /// Returns why a seat under this grant can't be honest at `now` (seconds since 1970), if it
+    /// can't.
+    ///
+    /// The service judges a grant's end, at redeem. A seat that was redeemed in time outlives the
+    /// grant, until the cluster's deadline: `deadline_seconds` after the cluster was created.
     pub fn untimely(&self, now: u64, deadline_seconds: u64) -> Option<Untimely> {
         let latest = self.expires_at.saturating_add(deadline_seconds);
         if self.issued_at > now.saturating_add(ISSUER_SKEW_SECONDS) {
@@ -243,7 +245,7 @@ impl VerifiedGrant {
         }
     }
 
-    /// The signed grant.
+    /// Returns the signed grant.
     pub fn jws(&self) -> &Jws {
         &self.jws
     }

@@ -1,11 +1,15 @@
-//! One change of a cluster that runs, as the service hands it to the cluster's own agents.
+//! One change of a running cluster, as the service hands it to the cluster's own agents.
 //!
-//! The service carries it and adds two numbers; all that matters was signed by others. An agent
-//! believes what [`VerifiedIntent::verify`] has followed from the statement chain: that a person
-//! with the right role wants this change, that the newcomer is who holds the ticket and the keys,
-//! and what the change is called. The name ([`OperationId`]) is made of the signed bytes, so that
-//! whoever hands an intent out twice, or under another name, gains nothing: a node that commits
-//! the name with the change refuses it a second time.
+//! The service carries an intent and adds two numbers; everything else that matters was signed by
+//! others. An agent trusts what [`VerifiedIntent::verify`] has derived from the statement chain:
+//!
+//! * A person with the right role wants this change.
+//! * The newcomer holds the ticket and the keys.
+//! * The change has this name.
+//!
+//! The name ([`OperationId`]) is made of the signed bytes. So the service gains nothing if it hands
+//! an intent out twice, or under another name. A node that commits the name with the change refuses
+//! it a second time.
 
 use std::fmt;
 
@@ -22,7 +26,7 @@ use crate::redeem::Redeem;
 use crate::statement::StatementChain;
 use crate::url::NodeUrl;
 
-/// How long after its redeem a newcomer may be added: 15 minutes.
+/// Time after its redeem in which a newcomer may be added, in seconds: 15 minutes.
 pub const MAX_INTENT_SECONDS: u64 = MAX_JOIN_SECONDS;
 
 /// What kind of change it is.
@@ -42,10 +46,10 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Every verb.
+    /// Every verb, in the order of declaration.
     pub const ALL: [Verb; 4] = [Verb::Join, Verb::Replace, Verb::Remove, Verb::Update];
 
-    /// Its name.
+    /// Returns the verb's name in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Verb::Join => "join",
@@ -62,17 +66,17 @@ impl fmt::Display for Verb {
     }
 }
 
-/// One call of the cluster's API. A step has a name of its own under its intent, so that each is
-/// made once.
+/// One call of the cluster's API. Each step of an intent has an operation id of its own, so that
+/// each call is made once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// MemberAdd, as a learner.
+    /// MemberAdd of the newcomer, as a learner.
     Add,
-    /// MemberPromote.
+    /// MemberPromote of the newcomer to a voter.
     Promote,
     /// MemberRemove, of the member that the intent names.
     Remove,
-    /// MemberUpdate.
+    /// MemberUpdate of a member's peer URLs.
     Update,
     /// MemberRemove, of a learner that didn't catch up.
     TakeOut,
@@ -91,12 +95,12 @@ impl Step {
 }
 
 impl OperationId {
-    /// Name of the change that a grant or an order asks for.
+    /// Returns the id of the change that a grant or an order asks for.
     pub fn of(authority: &Jws, verb: Verb) -> Self {
         Self::derive(authority, verb.as_str())
     }
 
-    /// Name of one step of it: what the node is told.
+    /// Returns the id of one step of that change: the node is told this one.
     pub fn of_step(authority: &Jws, step: Step) -> Self {
         Self::derive(authority, step.as_str())
     }
@@ -132,80 +136,80 @@ pub struct Intent {
     pub expires_at: u64,
 }
 
-/// Why an intent is refused.
+/// Reason why an intent is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IntentError {
-    /// Of another cluster than the chain.
+    /// The intent is for another cluster than the chain.
     #[error("the intent is for another cluster")]
     OtherCluster,
-    /// The ticket's grant.
+    /// The grant of the ticket is refused.
     #[error("the intent's ticket: {0}")]
     Grant(#[from] GrantError),
-    /// The order.
+    /// The order is refused.
     #[error("the intent: {0}")]
     Order(#[from] OrderError),
-    /// The newcomer's envelope.
+    /// The newcomer's redeem envelope is refused.
     #[error("the newcomer's redeem: {0}")]
     Redeem(JwsError),
-    /// The newcomer's record.
+    /// The newcomer's record is refused.
     #[error("the newcomer: {0}")]
     Record(#[from] RecordError),
-    /// Neither a ticket's grant nor an order, or parts that don't belong together.
+    /// The intent has neither a ticket's grant nor an order, or parts that don't belong together.
     #[error("the intent's parts don't belong together: {0}")]
     Mismatch(&'static str),
-    /// Another name than its signed bytes have.
+    /// The operation id doesn't match the signed bytes.
     #[error("the intent goes by another name than what was signed has")]
     OtherName,
-    /// The service gives it a longer life than it may have.
+    /// The service gives the intent a longer life than its ticket or order allows.
     #[error("the intent is said to live longer than its ticket or order allows")]
     TooLong,
 }
 
-/// An intent that must not be begun at this time.
+/// Reason why an intent must not be begun at this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UntimelyIntent {
-    /// Its ticket or order is of the future.
+    /// The ticket or order was signed in the future.
     #[error("it was signed in the future: a clock is wrong")]
     NotYet,
-    /// Its time is over.
+    /// The time to begin the intent is over.
     #[error("its time is over: it was to be begun within 15 minutes")]
     Over,
-    /// The service's clock and that of the host that asks disagree on whether it is over.
+    /// The service's clock and this host's clock disagree on whether the intent's time is over.
     #[error(
         "this host's clock is {seconds} s ahead of the discovery service's, so that its time would be \
          over: set whichever of the two clocks is wrong"
     )]
     ClockAhead {
-        /// Seconds between the two clocks.
+        /// Difference between the two clocks, in seconds.
         seconds: u64,
     },
 }
 
-/// What is to be done.
+/// Change that a verified intent asks for.
 #[derive(Clone, Debug)]
 pub enum Errand {
     /// Add the member of this record as a learner, and make it a voter once it has caught up.
     Add {
-        /// The newcomer.
+        /// Record of the newcomer.
         record: Box<VerifiedRecord>,
-        /// Who goes in exchange.
+        /// Member that is removed in exchange, if any.
         replaces: Option<MemberId>,
     },
-    /// Remove a member.
+    /// Remove a member from the cluster.
     Remove {
-        /// Who.
+        /// Id of the member.
         member: MemberId,
     },
     /// Give a member other peer URLs.
     Update {
-        /// Who.
+        /// Id of the member.
         member: MemberId,
-        /// Where its peers reach it.
+        /// New peer URLs of the member.
         peer_urls: Vec<NodeUrl>,
     },
 }
 
-/// An intent that somebody who may has signed, with nothing in it that they haven't.
+/// An intent of which every part was signed by somebody with the right to do so.
 #[derive(Clone, Debug)]
 pub struct VerifiedIntent {
     intent: Intent,
@@ -215,10 +219,10 @@ pub struct VerifiedIntent {
 
 impl VerifiedIntent {
     /// Verifies an intent: chain → ticket or order and its signer's role → token key → agent key →
-    /// record, that all are of the chain's cluster, and its name. The chain carries the trust: it
-    /// must come from [`StatementChain::verify_from_pin`] or
-    /// [`StatementChain::verify_from_owners`]. When it may be begun is
-    /// [`VerifiedIntent::untimely`]'s.
+    /// record. All must be of the chain's cluster, and the operation id must match. The chain
+    /// carries the trust: it must come from [`StatementChain::verify_from_pin`] or
+    /// [`StatementChain::verify_from_owners`]. [`VerifiedIntent::untimely`] says when the intent
+    /// may be begun.
     pub fn verify(intent: &Intent, chain: &StatementChain) -> Result<Self, IntentError> {
         if intent.cluster != chain.newest().cluster {
             return Err(IntentError::OtherCluster);
@@ -261,9 +265,9 @@ impl VerifiedIntent {
         Ok(Self { intent: intent.clone(), errand, issued_at })
     }
 
-    /// Why it must not be begun, if it must not: at `service`, the service's time, and at `own`, the
-    /// time of who asks, both in seconds since 1970. A service that turns its clock back must not keep
-    /// alive what somebody signed long ago.
+    /// Returns why the intent must not be begun now, if it must not. `service` is the service's
+    /// time and `own` this host's time, in seconds since 1970. A service that turns its clock back
+    /// must not keep alive what somebody signed long ago.
     pub fn untimely(&self, service: u64, own: u64) -> Option<UntimelyIntent> {
         let ends = self.intent.expires_at;
         if self.issued_at > service.saturating_add(ISSUER_SKEW_SECONDS) {
@@ -277,17 +281,17 @@ impl VerifiedIntent {
         }
     }
 
-    /// What is to be done.
+    /// Returns the change that the intent asks for.
     pub fn errand(&self) -> &Errand {
         &self.errand
     }
 
-    /// What a node is told that one step of it is called.
+    /// Returns the operation id that a node is told for one step of the intent.
     pub fn step(&self, step: Step) -> OperationId {
         OperationId::of_step(&self.intent.authority, step)
     }
 
-    /// Who goes, if anybody does.
+    /// Returns the member that leaves the cluster, if any does.
     pub fn leaves(&self) -> Option<MemberId> {
         match &self.errand {
             Errand::Add { replaces, .. } => *replaces,
@@ -305,7 +309,7 @@ impl std::ops::Deref for VerifiedIntent {
     }
 }
 
-/// What the holder of this ticket asks for.
+/// Returns the change that the holder of this ticket asks for.
 pub fn verb_of(ticket: &VerifiedGrant) -> Verb {
     match ticket.replaces {
         None => Verb::Join,
@@ -322,8 +326,8 @@ pub fn verify_ticket(grant: &Jws, chain: &StatementChain) -> Result<VerifiedGran
     }
 }
 
-/// Verifies who redeemed a ticket. Which service the envelope was meant for is that one's to check
-/// ([`Redeem::open`]).
+/// Verifies the redeem of a ticket, and returns the newcomer's record. The service that the
+/// envelope was meant for checks that itself ([`Redeem::open`]).
 pub fn verify_newcomer(
     redeem: &Jws,
     ticket: &VerifiedGrant,

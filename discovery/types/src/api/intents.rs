@@ -1,4 +1,4 @@
-//! Changes of a cluster that runs, and what its members say that it is.
+//! API bodies of changes of a running cluster, and of its members as the cluster lists them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -42,7 +42,7 @@ pub enum IntentState {
 }
 
 impl IntentState {
-    /// Every state.
+    /// Every state, in the order of declaration.
     pub const ALL: [IntentState; 9] = [
         IntentState::Open,
         IntentState::Added,
@@ -55,7 +55,7 @@ impl IntentState {
         IntentState::Withdrawn,
     ];
 
-    /// Its name.
+    /// Returns the state's name in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             IntentState::Open => "open",
@@ -75,9 +75,9 @@ impl IntentState {
         matches!(self, IntentState::Open | IntentState::Added)
     }
 
-    /// Whether a report may carry it from here to `next`. What an agent did in the cluster counts
-    /// for more than what was said of it here: it may have been begun a moment before it expired,
-    /// was taken back, or was refused by another agent.
+    /// Whether a report may change this state to `next`. What an agent did in the cluster outranks
+    /// what was stored here. The change may have begun just before the intent expired, was
+    /// withdrawn, or was refused by another agent.
     pub fn may_become(self, next: IntentState) -> bool {
         use IntentState::{
             Added, Expired, Open, Promoted, Refused, Removed, Stalled, Updated, Withdrawn,
@@ -150,7 +150,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The state that it brings.
+    /// Returns the state of an intent that had this outcome.
     pub fn state(&self) -> IntentState {
         match self {
             Outcome::Added { .. } => IntentState::Added,
@@ -162,7 +162,7 @@ impl Outcome {
         }
     }
 
-    /// The member that it is about.
+    /// Returns the member that the outcome is about; `None` for a refusal.
     pub fn member(&self) -> Option<MemberId> {
         match self {
             Outcome::Added { member, .. }

@@ -47,7 +47,8 @@
 //! | `GET /v1/clusters/{id}/export` | – | [`ClusterExport`] |
 //! | `POST /v1/clusters/{id}/adopt` | [`AdoptRequest`] | [`ClusterSummary`] |
 //!
-//! Requests deny unknown members; responses may grow, so they don't.
+//! Requests with unknown members are refused. Responses may get new members later, so their unknown
+//! members are ignored.
 
 mod access;
 mod clusters;
@@ -85,13 +86,14 @@ use utoipa::ToSchema;
 
 use crate::jws::Jws;
 
-/// Longest request body, but for [`MAX_ADOPT_BODY`] and [`MAX_RECOVERIES_BODY`].
+/// Longest request body in bytes, except for [`MAX_ADOPT_BODY`] and [`MAX_RECOVERIES_BODY`].
 pub const MAX_BODY: usize = 64 * 1024;
-/// Longest body of recovery statements: the longest chain of the longest statements, and JSON.
+/// Longest body of recovery statements in bytes: the longest chain of the longest statements, as
+/// JSON.
 pub const MAX_RECOVERIES_BODY: usize = 136 * 1024;
-/// Longest body of `adopt`: a document and its statement chain.
+/// Longest body of `adopt` in bytes: a document and its statement chain.
 pub const MAX_ADOPT_BODY: usize = 512 * 1024;
-/// Longest response body that a client reads.
+/// Longest response body that a client reads, in bytes.
 pub const MAX_RESPONSE: usize = 4 * 1024 * 1024;
 
 /// A request that is one signed message.

@@ -1,4 +1,4 @@
-//! Discovery processes that share a database.
+//! API bodies of the discovery processes that share a database.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

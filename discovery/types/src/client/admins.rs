@@ -1,4 +1,4 @@
-//! What admins ask.
+//! Requests of admins to the discovery service.
 
 use reqwest::Method;
 use uuid::Uuid;
@@ -33,33 +33,33 @@ impl Client {
         self.send(Method::PUT, format!("/v1/clusters/{cluster}/statement"), &body).await
     }
 
-    /// Lists clusters, or those with this name.
+    /// Lists all clusters, or those with this name.
     pub async fn list_clusters(&self, name: Option<&Name>) -> Result<ClusterList, ClientError> {
         let query = name.map(|name| format!("?name={name}")).unwrap_or_default();
         self.get(format!("/v1/clusters{query}")).await
     }
 
-    /// Shows a cluster.
+    /// Fetches the state of a cluster.
     pub async fn show_cluster(&self, cluster: Uuid) -> Result<ClusterView, ClientError> {
         self.get(format!("/v1/clusters/{cluster}")).await
     }
 
-    /// A cluster's statement chain, unverified.
+    /// Fetches a cluster's statement chain, unverified.
     pub async fn statements(&self, cluster: Uuid) -> Result<StatementList, ClientError> {
         self.get(format!("/v1/clusters/{cluster}/statements")).await
     }
 
-    /// What a cluster waits for.
+    /// Fetches what a cluster waits for.
     pub async fn explain(&self, cluster: Uuid) -> Result<ExplainResponse, ClientError> {
         self.get(format!("/v1/clusters/{cluster}/explain")).await
     }
 
-    /// A cluster's commit document, unverified.
+    /// Fetches a cluster's commit document, unverified.
     pub async fn document(&self, cluster: Uuid) -> Result<CommitDocument, ClientError> {
         self.get(format!("/v1/clusters/{cluster}/document")).await
     }
 
-    /// Gives up a cluster that has not committed.
+    /// Abandons a cluster that has not committed.
     pub async fn abandon(
         &self,
         cluster: Uuid,
@@ -69,13 +69,13 @@ impl Client {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/abandon"), &body).await
     }
 
-    /// Ends a committed cluster, by an owner's word.
+    /// Ends a committed cluster, with an owner's signature.
     pub async fn retire(&self, cluster: Uuid, retire: &Jws) -> Result<ClusterSummary, ClientError> {
         let body = SignedBody { jws: retire.clone() };
         self.send(Method::POST, format!("/v1/clusters/{cluster}/retire"), &body).await
     }
 
-    /// Takes a retirement back, by an owner's signature.
+    /// Takes a retirement back, with an owner's signature.
     pub async fn unretire(
         &self,
         cluster: Uuid,
@@ -85,7 +85,7 @@ impl Client {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/unretire"), &body).await
     }
 
-    /// A client certificate over the key of `csr`.
+    /// Gets a client certificate over the key of `csr`.
     pub async fn credentials(
         &self,
         cluster: Uuid,
@@ -95,12 +95,12 @@ impl Client {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/credentials"), &body).await
     }
 
-    /// Stores a grant.
+    /// Stores a grant at the service.
     pub async fn put_grant(&self, grant: &Jws) -> Result<GrantView, ClientError> {
         self.send(Method::PUT, "/v1/grants".into(), &SignedBody { jws: grant.clone() }).await
     }
 
-    /// A cluster's grants, or all.
+    /// Lists the grants of a cluster, or all grants.
     pub async fn list_grants(&self, cluster: Option<Uuid>) -> Result<GrantList, ClientError> {
         match cluster {
             Some(cluster) => self.get(format!("/v1/clusters/{cluster}/grants")).await,
@@ -108,23 +108,23 @@ impl Client {
         }
     }
 
-    /// One grant.
+    /// Fetches one grant by its id.
     pub async fn show_grant(&self, grant: GrantId) -> Result<GrantView, ClientError> {
         self.get(format!("/v1/grants/{grant}")).await
     }
 
-    /// Revokes a grant.
+    /// Revokes a grant by its id.
     pub async fn revoke_grant(&self, grant: GrantId) -> Result<GrantView, ClientError> {
         self.send(Method::POST, format!("/v1/grants/{grant}/revoke"), &Empty {}).await
     }
 
-    /// Orders a change of a cluster that runs.
+    /// Orders a change of a running cluster.
     pub async fn put_order(&self, order: &Jws) -> Result<IntentView, ClientError> {
         self.send(Method::PUT, "/v1/orders".into(), &SignedBody { jws: order.clone() }).await
     }
 
-    /// A cluster's intents, unverified: those that are live, or `all` of the last day. Waits for
-    /// news after a revision that is already known.
+    /// Lists a cluster's intents, unverified: those that are live, or with `all` those of the last
+    /// day too. With `after` the answer waits until the revision is another one.
     pub async fn intents(
         &self,
         cluster: Uuid,
@@ -136,7 +136,8 @@ impl Client {
         self.get_within(path, POLL_LIMIT).await
     }
 
-    /// One intent, unverified; waits for news after a revision that is already known.
+    /// Fetches one intent, unverified. With `after` the answer waits until the revision is another
+    /// one.
     pub async fn intent(
         &self,
         cluster: Uuid,
@@ -148,7 +149,7 @@ impl Client {
         self.get_within(path, POLL_LIMIT).await
     }
 
-    /// Takes an intent back that nobody has begun.
+    /// Withdraws an intent that no agent has begun.
     pub async fn withdraw_intent(
         &self,
         cluster: Uuid,
@@ -158,22 +159,22 @@ impl Client {
         self.send(Method::POST, path, &Empty {}).await
     }
 
-    /// What its members say that a cluster is.
+    /// Fetches a cluster's directory: the cluster as its members describe it.
     pub async fn directory(&self, cluster: Uuid) -> Result<DirectoryResponse, ClientError> {
         self.get(format!("/v1/clusters/{cluster}/directory")).await
     }
 
-    /// A cluster's CAs, their keys encrypted, with what they belong to.
+    /// Exports a cluster's CAs, with their keys encrypted, and the documents that they belong to.
     pub async fn export_cluster(&self, cluster: Uuid) -> Result<ClusterExport, ClientError> {
         self.get(format!("/v1/clusters/{cluster}/export")).await
     }
 
-    /// The admin chain, unverified.
+    /// Fetches the admin chain, unverified.
     pub async fn list_admins(&self) -> Result<AdminList, ClientError> {
         self.get("/v1/admins".into()).await
     }
 
-    /// Puts the next element of the admin chain.
+    /// Appends the next element to the admin chain.
     pub async fn put_admin(&self, element: &Jws) -> Result<AdminList, ClientError> {
         self.send(Method::PUT, "/v1/admins".into(), &SignedBody { jws: element.clone() }).await
     }
@@ -186,12 +187,12 @@ impl Client {
         self.send(Method::POST, "/v1/db/accept".into(), request).await
     }
 
-    /// Processes that use, or used, the database.
+    /// Lists the processes that use, or used, the database.
     pub async fn list_processes(&self) -> Result<ProcessList, ClientError> {
         self.get("/v1/processes".into()).await
     }
 
-    /// Says that a process won't come back.
+    /// Declares that a process won't come back.
     pub async fn forget_process(&self, process: Uuid) -> Result<ProcessList, ClientError> {
         self.send(Method::POST, format!("/v1/processes/{process}/forget"), &Empty {}).await
     }

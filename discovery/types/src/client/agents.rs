@@ -1,4 +1,4 @@
-//! What agents ask.
+//! Requests of agents to the discovery service.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ use crate::digest::OperationId;
 use crate::jws::Jws;
 use crate::leaves::Leaves;
 
-/// How long a parked poll may stay parked: the service's longest, and time to answer.
+/// Time limit of a poll that waits at the service: the service's longest wait, and time to answer.
 pub(super) const POLL_LIMIT: Duration = Duration::from_secs(55 + 15);
-/// How long a redeem may take.
+/// Time limit of a redeem.
 const REDEEM_LIMIT: Duration = Duration::from_secs(20);
 
 impl Client {
-    /// Redeems a token, and keeps the access token that comes back.
+    /// Redeems a token, and keeps the access token of the answer.
     pub async fn redeem(&self, envelope: &Jws) -> Result<RedeemResponse, ClientError> {
         let response: RedeemResponse = self.hand_in("/v1/redeem", envelope).await?;
         self.remember_token(&response.issuer, &response.token).await;
@@ -33,14 +33,16 @@ impl Client {
         Ok(response)
     }
 
-    /// Redeems a join ticket for a host whose node is `program`, if that is known, and keeps the access
-    /// token that comes back. The same key may do so again, and hears how far its intent has come.
+    /// Redeems a join ticket, and keeps the access token of the answer. `program` is the program of
+    /// the host's node, if known. The same key may do so again, and learns how far its intent has
+    /// come.
     pub async fn join(
         &self,
         envelope: &Jws,
         program: Option<NodeProgram>,
     ) -> Result<JoinResponse, ClientError> {
-        // Beside the envelope, which a service or an agent of an older version would refuse with it.
+        // Beside the envelope: a service or an agent of an older version would refuse an envelope
+        // with it.
         let path = match program {
             Some(program) => format!("/v1/join?program={program}"),
             None => "/v1/join".to_owned(),
@@ -51,7 +53,7 @@ impl Client {
         Ok(response)
     }
 
-    /// An envelope, whose signatures stand in for an access token.
+    /// Sends an envelope without an access token: its signatures take the place of one.
     async fn hand_in<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -69,7 +71,7 @@ impl Client {
         .await
     }
 
-    /// Says what became of an intent.
+    /// Reports the outcome of an intent.
     pub async fn report_outcome(
         &self,
         cluster: Uuid,
@@ -80,7 +82,7 @@ impl Client {
         self.send(Method::POST, path, outcome).await
     }
 
-    /// Says why an intent waits.
+    /// Reports why an intent waits.
     pub async fn report_wait(
         &self,
         cluster: Uuid,
@@ -91,13 +93,13 @@ impl Client {
         self.send(Method::POST, path, wait).await
     }
 
-    /// This member's certificates, anew.
+    /// Gets new certificates for this member.
     pub async fn leaves(&self, cluster: Uuid, csr: &Csr) -> Result<Leaves, ClientError> {
         let body = LeavesRequest { csr: csr.clone() };
         self.send(Method::POST, format!("/v1/clusters/{cluster}/leaves"), &body).await
     }
 
-    /// Renews the lease, and waits for news after the revision that is already known.
+    /// Renews the lease, and waits for a revision after the one that is already known.
     pub async fn poll(
         &self,
         cluster: Uuid,
@@ -107,7 +109,7 @@ impl Client {
         self.timed(self.send_within(Method::POST, path, poll, POLL_LIMIT).await)
     }
 
-    /// An answer that has just come, whose time is noted.
+    /// Notes the service's time in an answer that has just come.
     fn timed(
         &self,
         answer: Result<PollResponse, ClientError>,
@@ -115,13 +117,13 @@ impl Client {
         answer.inspect(|answer| self.note_now_ms(answer.now_ms))
     }
 
-    /// Hands in an ack.
+    /// Sends a signed ack.
     pub async fn ack(&self, cluster: Uuid, ack: &Jws) -> Result<PollResponse, ClientError> {
         let body = SignedBody { jws: ack.clone() };
         self.timed(self.send(Method::POST, format!("/v1/clusters/{cluster}/ack"), &body).await)
     }
 
-    /// Refuses a proposal.
+    /// Refuses a proposal, with the reason.
     pub async fn nack(
         &self,
         cluster: Uuid,
@@ -130,7 +132,7 @@ impl Client {
         self.timed(self.send(Method::POST, format!("/v1/clusters/{cluster}/nack"), nack).await)
     }
 
-    /// Hands in this seat's row of the matrix.
+    /// Sends this seat's row of the probe matrix.
     pub async fn probes(
         &self,
         cluster: Uuid,
@@ -139,13 +141,13 @@ impl Client {
         self.timed(self.send(Method::POST, format!("/v1/clusters/{cluster}/probes"), probes).await)
     }
 
-    /// Hands in a release.
+    /// Sends a signed release.
     pub async fn release(&self, cluster: Uuid, release: &Jws) -> Result<PollResponse, ClientError> {
         let body = SignedBody { jws: release.clone() };
         self.timed(self.send(Method::POST, format!("/v1/clusters/{cluster}/release"), &body).await)
     }
 
-    /// Reports what the node says.
+    /// Reports the state of the agent's node.
     pub async fn report(
         &self,
         cluster: Uuid,
@@ -154,7 +156,7 @@ impl Client {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/report"), report).await
     }
 
-    /// Shows the recovery statements by which this member's cluster is another one than was founded.
+    /// Sends the recovery statements that lead from the founded Raft cluster to this member's.
     pub async fn show_recoveries(
         &self,
         cluster: Uuid,
@@ -164,7 +166,7 @@ impl Client {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/recoveries"), &body).await
     }
 
-    /// Says what keeps this member's node from finding a leader.
+    /// Reports why this member's node finds no leader.
     pub async fn trouble(
         &self,
         cluster: Uuid,
@@ -173,9 +175,9 @@ impl Client {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/trouble"), trouble).await
     }
 
-    /// Shows the service a document that it may have lost. Without an access token: a restored
-    /// database may not know the agent any more. The document and the TLS key, which must be one
-    /// of its members', speak for themselves.
+    /// Sends the service a document that it may have lost. The request has no access token, since a
+    /// restored database may not know the agent any more. The document and the TLS key, which must
+    /// be one of its members', are proof enough.
     pub async fn adopt(&self, adopt: &AdoptRequest) -> Result<ClusterSummary, ClientError> {
         let json = serde_json::to_vec(adopt).expect("bodies are plain structs");
         self.ask(Request {
@@ -188,7 +190,7 @@ impl Client {
         .await
     }
 
-    /// The service's signing keys.
+    /// Fetches the service's signing keys.
     pub async fn jwks(&self) -> Result<Jwks, ClientError> {
         self.get_public("/v1/jwks").await
     }

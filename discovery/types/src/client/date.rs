@@ -1,6 +1,7 @@
-//! The `Date` header: how a client without the time learns it.
+//! The HTTP `Date` header, from which a client learns the time if its own clock is wrong.
 
-/// Seconds since 1970 of an IMF-fixdate (RFC 9110, section 5.6.7), the one form that is sent.
+/// Parses an IMF-fixdate (RFC 9110, section 5.6.7), the one form that is sent, into seconds since
+/// 1970.
 pub(super) fn http_date_seconds(text: &str) -> Option<i64> {
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
@@ -11,7 +12,7 @@ pub(super) fn http_date_seconds(text: &str) -> Option<i64> {
     let year: i64 = words.next()?.parse().ok()?;
     let mut time = words.next()?.split(':').map(|part| part.parse::<i64>().ok());
     let (hour, minute, second) = (time.next()??, time.next()??, time.next()??);
-    // The form has four digits for the year and two for the others; nothing below overflows then.
+    // The form has four digits for the year and two for the others, so nothing below overflows.
     let fits = (0..=9999).contains(&year)
         && (1..=31).contains(&day)
         && [hour, minute, second].iter().all(|part| (0..=60).contains(part));

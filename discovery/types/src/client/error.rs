@@ -1,23 +1,23 @@
-//! How a request can end.
+//! Errors of requests to the discovery service.
 
 use std::error::Error;
 
 use super::pinned::PinMismatch;
 use crate::problem::{Code, Problem};
 
-/// Why a request didn't give what was asked for.
+/// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// A server was reached that has another key. Nothing was sent to it.
+    /// A server showed a key that isn't pinned. Nothing was sent to it.
     #[error(
         "{url} has the key {}, which is not the pinned one: this is not the service that you were \
          told about, or its key was changed and you need a new context or bundle",
         mismatch.found
     )]
     Pin {
-        /// Where.
+        /// URL of the server.
         url: String,
-        /// What it showed.
+        /// Key that the server showed.
         mismatch: PinMismatch,
     },
     /// No URL could be reached.
@@ -25,37 +25,37 @@ pub enum ClientError {
     Unreachable {
         /// The last URL that was tried.
         url: String,
-        /// What the system said.
+        /// Error of the connection attempt.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The connection broke, or took too long, after the request may have been sent. It may have
-    /// been carried out.
+    /// The connection broke, or took too long, after the request may have been sent. The service
+    /// may have carried it out.
     #[error("the connection to {url} broke before the answer came")]
     Interrupted {
-        /// Where.
+        /// URL that the request was sent to.
         url: String,
-        /// What the system said.
+        /// Error of the connection.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The service refused, and says why.
+    /// The service refused the request; holds the reason.
     #[error("{0}")]
     Problem(Box<Problem>),
-    /// The answer is not one of our API's.
+    /// The answer is not in the form of our API.
     #[error("{url} answered with status {status} and something that is not of this API: {reason}")]
     Foreign {
-        /// Where.
+        /// URL that gave the answer.
         url: String,
-        /// HTTP status.
+        /// HTTP status of the answer.
         status: u16,
-        /// What is wrong with the answer.
+        /// Reason why the answer can't be used.
         reason: String,
     },
     /// The client was made without a key, and the request needs one.
     #[error("this request needs a key to authenticate with")]
     NoKey,
-    /// The settings make no client.
+    /// The HTTPS client can't be built from these settings.
     #[error("the HTTPS client can't be set up")]
     Setup(#[source] Box<dyn Error + Send + Sync>),
 }
@@ -66,7 +66,7 @@ impl ClientError {
         match self {
             ClientError::Unreachable { .. } | ClientError::Interrupted { .. } => true,
             ClientError::Problem(problem) => problem.retryable,
-            // A proxy's 502 passes; a wrong page doesn't.
+            // A proxy's 502 is temporary; a page of another server is not.
             ClientError::Foreign { status, .. } => matches!(status, 429 | 502 | 503 | 504),
             ClientError::Pin { .. } | ClientError::NoKey | ClientError::Setup(_) => false,
         }
@@ -86,8 +86,8 @@ impl ClientError {
     }
 }
 
-/// The mismatch, if that is what lies at the bottom of a failed connection. An I/O error counts
-/// what it wraps as itself, not as its source, so each is looked into.
+/// Searches the causes of a failed connection for a pin mismatch. `source` of an I/O error skips
+/// the error that it wraps, so that one is searched as well.
 pub(super) fn pin_mismatch(error: &(dyn Error + 'static)) -> Option<PinMismatch> {
     if let Some(rustls::Error::InvalidCertificate(rustls::CertificateError::Other(other))) =
         error.downcast_ref()

@@ -1,4 +1,4 @@
-//! One request: URLs in turn, bounded, authenticated.
+//! Sends one request: tries the URLs in turn, with time limits and authentication.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
@@ -21,21 +21,21 @@ use crate::key::SigningKey;
 use crate::problem::{Code, Problem};
 use crate::url::ServiceUrl;
 
-/// How long a connection may take to come up.
+/// Time limit for establishing a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// How long a request may take that isn't parked.
+/// Time limit of a request that doesn't wait at the service.
 pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(20);
-/// A token is renewed this long before it ends.
+/// Time before the end of an access token at which it is renewed.
 const RENEW_BEFORE: Duration = Duration::from_secs(60);
 
-/// Whom to speak to, and as whom.
+/// Configuration of a client: the service to call, and the key to authenticate with.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
-    /// Where the service is; tried in turn, beginning with the last that answered.
+    /// URLs of the service; tried in turn, beginning with the one that answered last.
     pub urls: Vec<ServiceUrl>,
     /// SHA-256 of the service's TLS key (SPKI).
     pub pins: Vec<Digest>,
-    /// The admin's or agent's key; without one only public routes answer.
+    /// Key of the admin or agent; without one only public routes answer.
     pub key: Option<Arc<SigningKey>>,
 }
 
@@ -45,20 +45,20 @@ pub struct Client {
     config: ClientConfig,
     http: reqwest::Client,
     preferred: AtomicUsize,
-    /// Service's clock minus ours, in milliseconds, from the last `Date` header.
+    /// Service's clock minus ours, in milliseconds, by the last answers.
     offset_ms: AtomicI64,
     access: Mutex<Access>,
 }
 
-/// What is known for getting and using access tokens. The lock is held while a token is fetched,
-/// so that a burst of requests fetches one.
+/// State for getting and using access tokens. The lock is held while a token is fetched, so that a
+/// burst of requests fetches only one.
 #[derive(Debug, Default)]
 struct Access {
     issuer: Option<String>,
     token: Option<(Jws, Instant)>,
 }
 
-/// What to ask.
+/// One request to the service, before a URL is chosen.
 pub(super) struct Request<'b> {
     pub method: Method,
     pub path: String,
@@ -81,7 +81,7 @@ struct Answer {
 }
 
 impl Client {
-    /// A client; connects to nothing yet.
+    /// Builds a client; connects to nothing yet.
     pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
         let tls = client_tls_config(&config.pins, config.key.as_deref());
         let http = reqwest::Client::builder()
@@ -102,28 +102,29 @@ impl Client {
         })
     }
 
-    /// Whom it speaks to.
+    /// Returns the configuration of the client.
     pub fn config(&self) -> &ClientConfig {
         &self.config
     }
 
-    /// The service's time in milliseconds since 1970: our clock, corrected by what the last answers
-    /// said (in their bodies, else by their `Date`). Our own clock before the first answer.
+    /// Returns the service's time in milliseconds since 1970: our clock, corrected by the last
+    /// answers. Their bodies give the time, or else their `Date` header. Before the first answer it
+    /// is our own clock.
     pub fn service_now_ms(&self) -> i64 {
         own_now_ms().saturating_add(self.offset_ms.load(Ordering::Relaxed))
     }
 
-    /// Service's clock minus ours, in milliseconds, as the last answers had it.
+    /// Returns the service's clock minus ours, in milliseconds, by the last answers.
     pub fn clock_offset_ms(&self) -> i64 {
         self.offset_ms.load(Ordering::Relaxed)
     }
 
-    /// What anybody may know about the service.
+    /// Fetches the public facts about the service.
     pub async fn context(&self) -> Result<ContextResponse, ClientError> {
         self.get_public("/v1/context").await
     }
 
-    /// Uses a token that came with another answer (a redeem's).
+    /// Uses an access token that came with another answer (a redeem's).
     pub async fn remember_token(&self, issuer: &str, token: &TokenResponse) {
         let mut access = self.access.lock().await;
         access.issuer = Some(issuer.to_owned());
@@ -178,9 +179,11 @@ impl Client {
         self.ask(Request { method, path, body, authenticated: true, limit }).await
     }
 
-    /// Asks, and reads the answer as `T`. A token that the service no longer takes is replaced
-    /// once: its clock, not ours, says when one ends. An assertion that it refuses is made anew
-    /// once: ours may have been set since the last answer, and the refusal has brought its time.
+    /// Sends a request, and reads the answer as `T`.
+    ///
+    /// A token that the service no longer takes is replaced once, since the service's clock decides
+    /// when a token ends. A refused assertion is made again once. Our clock may have been set since
+    /// the last answer, and the refusal has brought the service's time.
     pub(super) async fn ask<T: DeserializeOwned>(
         &self,
         request: Request<'_>,
@@ -205,8 +208,8 @@ impl Client {
         read_answer(&url, &answer)
     }
 
-    /// Tries the URLs in turn, from the one that answered last. Goes on to the next one only where
-    /// the request can't have arrived.
+    /// Tries the URLs in turn, from the one that answered last. Goes on to the next one only if the
+    /// request can't have arrived.
     async fn any_url(
         &self,
         request: &Request<'_>,
@@ -224,7 +227,7 @@ impl Client {
                     return Ok((url, answer));
                 }
                 Err(error @ (ClientError::Unreachable { .. } | ClientError::Pin { .. })) => {
-                    // A mismatch is what a person must hear about, before any time-out.
+                    // A person must learn of a pin mismatch, so no later time-out replaces it.
                     if !matches!(last, Some(ClientError::Pin { .. })) {
                         last = Some(error);
                     }
@@ -270,26 +273,29 @@ impl Client {
         Ok(Answer { status, json, problem, body })
     }
 
-    /// A `Date` is stamped when the answer is made, which for a parked request is long after it was
-    /// sent; so it is compared with the moment at which the answer comes.
+    /// Corrects the clock offset by the `Date` header of an answer. That is stamped when the answer
+    /// is made, which may be long after a waiting request was sent. So it is compared with the time
+    /// at which the answer comes.
     fn read_date(&self, headers: &HeaderMap) {
-        /// What whole seconds and the way here may make of equal clocks.
+        /// Largest difference that whole seconds and the transmission make of equal clocks, in
+        /// milliseconds.
         const COARSE_MS: u64 = 1_500;
         let date = headers.get(reqwest::header::DATE).and_then(|value| value.to_str().ok());
         let Some(date) = date.and_then(http_date_seconds) else { return };
-        // A Date is cut to the second, so on average half a second late.
+        // A `Date` is cut to the second, so the true time is half a second later on average.
         let offset = date * 1000 + 500 - own_now_ms();
         if offset.abs_diff(self.clock_offset_ms()) >= COARSE_MS {
             self.offset_ms.store(offset, Ordering::Relaxed);
         }
     }
 
-    /// The service's time, as an answer that has just come says it to the millisecond.
+    /// Notes the service's time, which the body of an answer that has just come gives to the
+    /// millisecond.
     pub(super) fn note_now_ms(&self, now_ms: i64) {
         self.offset_ms.store(now_ms.saturating_sub(own_now_ms()), Ordering::Relaxed);
     }
 
-    /// A valid access token, fetched if need be.
+    /// Returns a valid access token, and fetches one if need be.
     async fn access_token(&self) -> Result<Jws, ClientError> {
         let key = self.config.key.as_ref().ok_or(ClientError::NoKey)?;
         let mut access = self.access.lock().await;
@@ -307,7 +313,7 @@ impl Client {
         };
         let now = u64::try_from(self.service_now_ms() / 1000).unwrap_or_default();
         let assertion = Assertion::sign(key, &issuer, now);
-        // Neither value has a character that a form would have to escape, but for the colons.
+        // Only the colons in these two values have to be escaped in a form.
         let form = format!("grant_type={}&assertion={assertion}", JWT_BEARER.replace(':', "%3A"));
         let request = Request {
             method: Method::POST,
@@ -335,8 +341,8 @@ impl Client {
     }
 }
 
-/// A token and when to get the next one: no token of ours lives longer than it may, whatever an
-/// answer says.
+/// Returns a token, and when to get the next one. Whatever an answer says, no token is kept longer
+/// than the protocol allows.
 fn kept(token: &TokenResponse) -> (Jws, Instant) {
     let life = Duration::from_secs(token.expires_in.min(MAX_ACCESS_SECONDS));
     let life = life.saturating_sub(RENEW_BEFORE);
@@ -349,7 +355,7 @@ fn failed(url: &str, error: reqwest::Error) -> ClientError {
         return ClientError::Pin { url, mismatch };
     }
     let connecting = error.is_connect();
-    // Its own text repeats the URL.
+    // The error's own text repeats the URL.
     let source = Box::new(error.without_url());
     match connecting {
         true => ClientError::Unreachable { url, source },

@@ -1,5 +1,5 @@
-//! The HTTPS client. It speaks to a pinned key and to nothing else, shows a certificate over its
-//! own key, and turns problem documents into typed errors.
+//! The HTTPS client. It connects to a pinned key and to nothing else, presents a certificate over
+//! its own key, and turns problem documents into typed errors.
 
 mod admins;
 mod agents;

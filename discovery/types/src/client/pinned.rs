@@ -1,4 +1,4 @@
-//! TLS to a pinned key.
+//! TLS connections to a pinned key.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::tls::spki_hash;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the server's key has the hash {found}, which is not pinned")]
 pub struct PinMismatch {
-    /// SHA-256 of the key's SPKI.
+    /// SHA-256 of the shown key (SPKI).
     pub found: Digest,
 }
 
-/// Checks the server's key and nothing else of its certificate: a host may boot before it knows
-/// the time, and the name says nothing that the key doesn't.
+/// Verifier that checks the server's key, and nothing else of its certificate. A host may boot
+/// before it knows the time, and the name proves nothing that the key doesn't.
 #[derive(Debug)]
 struct PinnedServer {
     pins: Vec<Digest>,
@@ -68,7 +68,8 @@ impl ServerCertVerifier for PinnedServer {
     }
 }
 
-/// TLS 1.3 to a server whose key has one of `pins`, with a client certificate over `key`.
+/// Returns the configuration for TLS 1.3 to a server whose key has one of `pins`, with a client
+/// certificate over `key`.
 pub fn client_tls_config(pins: &[Digest], key: Option<&SigningKey>) -> rustls::ClientConfig {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = PinnedServer { pins: pins.to_vec(), provider: provider.clone() };

@@ -1,8 +1,8 @@
-//! jsonwebtoken, with ring underneath and one algorithm.
+//! JWTs by the `jsonwebtoken` library, with ring underneath and one algorithm.
 //!
-//! The library brings no cryptography that we want in the programs, so it gets a provider of ours:
-//! EdDSA over Ed25519, and for every other algorithm a refusal. What [`super::Jws`] reads more
-//! strictly than RFC 7515 asks is checked before anything comes here.
+//! The library's own cryptography is not wanted in the programs, so it gets our provider: EdDSA
+//! over Ed25519, and a refusal for every other algorithm. [`super::Jws`] makes the checks that are
+//! stricter than RFC 7515 before anything comes here.
 
 use std::collections::HashSet;
 use std::sync::Once;
@@ -23,23 +23,24 @@ use crate::strict::Strict;
 static PROVIDER: CryptoProvider = CryptoProvider {
     signer_factory: signer,
     verifier_factory: verifier,
-    // Of use to JWKs alone, which are not read from anywhere.
+    // Only the library's JWK functions need these, and they are not used.
     key_utils: KeyUtils::new_unimplemented(),
 };
 
-/// What a JWT (RFC 7519) must say of itself. Its times are not in here: they are judged by the
-/// service's clock, and the library knows only this machine's.
+/// Issuer, subject and audience that a JWT (RFC 7519) must name. Its times are missing here: the
+/// service's clock judges them, and the library knows only this machine's.
 #[derive(Clone, Copy, Debug)]
 pub struct Parties<'a> {
-    /// `iss`.
+    /// Required value of `iss`.
     pub issuer: &'a str,
-    /// `sub`; none if the caller compares it, with what the token is bound to.
+    /// Required value of `sub`; `None` if the caller compares it with the key that the token is
+    /// bound to.
     pub subject: Option<&'a str>,
-    /// `aud`.
+    /// Required value of `aud`.
     pub audience: &'a str,
 }
 
-/// The compact form of `payload`, signed.
+/// Signs `payload`, and returns the compact form.
 pub(super) fn encode<T: Serialize>(typ: Typ, key: &SigningKey, payload: &T) -> String {
     install();
     let mut header = Header::new(Algorithm::EdDSA);
@@ -50,7 +51,8 @@ pub(super) fn encode<T: Serialize>(typ: Typ, key: &SigningKey, payload: &T) -> S
         .expect("payloads are plain structs, which always encode, and the key is an Ed25519 key")
 }
 
-/// The payload of `compact`, if `key` signed it and, for a JWT, its claims name these parties.
+/// Returns the payload of `compact` if `key` signed it and, for a JWT, its claims name these
+/// parties.
 pub(super) fn decode<T: DeserializeOwned>(
     compact: &str,
     key: &PublicKey,
@@ -65,6 +67,7 @@ pub(super) fn decode<T: DeserializeOwned>(
 
 fn validation(parties: Option<Parties<'_>>) -> Validation {
     let mut validation = Validation::new(Algorithm::EdDSA);
+    // The caller judges `exp` by the service's clock.
     validation.leeway = 0;
     validation.validate_exp = false;
     validation.required_spec_claims = HashSet::new();

@@ -1,11 +1,11 @@
-//! Compact JWS (RFC 7515), EdDSA (RFC 8037) and nothing else, read strictly.
+//! Compact JWS (RFC 7515) with EdDSA (RFC 8037) and no other algorithm, read strictly.
 //!
-//! The rules follow RFC 8725: one algorithm, an explicit `typ` per kind of message, and nothing in
-//! a header is ever used as a path, a URL or a key. A header has exactly `alg`, `typ` and `kid`:
-//! anything else (`crit`, `jku`, `jwk`, `x5u`, a member twice) refuses the whole. A payload is read
-//! into a struct that denies unknown and duplicate members.
+//! The rules follow RFC 8725: one algorithm, and an explicit `typ` per kind of message. Nothing in
+//! a header is ever used as a path, a URL or a key. A header has exactly `alg`, `typ` and `kid`.
+//! With anything else (`crit`, `jku`, `jwk`, `x5u`, a member twice) the whole message is refused. A
+//! payload is read into a struct that denies unknown and duplicate members.
 //!
-//! Signatures and claims are jsonwebtoken's to make and to check, behind these rules.
+//! Behind these rules the `jsonwebtoken` library makes and checks signatures and claims.
 
 mod jwt;
 mod typ;
@@ -25,19 +25,19 @@ use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::strict;
 use crate::text::wire_text;
 
-/// Nothing longer is even looked at.
+/// Longest JWS of any kind, in bytes; a longer one is not even parsed.
 pub const MAX_JWS: usize = 96 * 1024;
 
-/// Why a JWS was refused.
+/// Reason why a JWS was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JwsError {
-    /// Longer than its kind may be.
+    /// The message is longer than its kind may be.
     #[error("the signed message is longer than {limit} bytes")]
     TooLong {
         /// The limit in bytes.
         limit: usize,
     },
-    /// Not three parts of unpadded base64url.
+    /// The text is not three parts of unpadded base64url.
     #[error("not a compact JWS: three parts of unpadded base64url, joined by dots")]
     Malformed,
     /// The header is not exactly `alg`, `typ`, `kid`.
@@ -46,26 +46,26 @@ pub enum JwsError {
     /// A signed message of another kind than the one expected here.
     #[error("expected a {expected}, got a {found}")]
     WrongTyp {
-        /// What this place takes.
+        /// Kind of message that is expected here.
         expected: Typ,
-        /// What came.
+        /// Kind of message that was found.
         found: Typ,
     },
-    /// Signed by a key that may not sign this.
+    /// The message is signed by a key that may not sign it.
     #[error("signed by key {0}, which may not sign this")]
     UnknownKey(KeyId),
     /// The signature does not verify.
     #[error("the signature is not valid")]
     BadSignature,
-    /// A JWT by, about or for somebody else.
+    /// The JWT names another issuer, subject or audience than expected.
     #[error("its issuer, subject or audience is not the one expected")]
     Parties,
-    /// The payload is not what this kind holds.
+    /// The payload doesn't have the form of its kind.
     #[error("the payload is refused: {0}")]
     Payload(String),
 }
 
-/// A syntactically strict compact JWS. **Not verified** until [`Jws::verify`] says so.
+/// A compact JWS of strictly checked syntax. **Not verified** until [`Jws::verify`] succeeds.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Jws {
     text: String,
@@ -76,7 +76,7 @@ pub struct Jws {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
-    /// Read, so that nothing else passes.
+    /// Algorithm of the signature, read so that no other one passes.
     #[serde(rename = "alg")]
     _algorithm: Algorithm,
     typ: Typ,
@@ -90,27 +90,27 @@ enum Algorithm {
 }
 
 impl Jws {
-    /// Signs `payload`.
+    /// Signs `payload` as a message of kind `typ`.
     pub fn sign<T: Serialize>(typ: Typ, key: &SigningKey, payload: &T) -> Self {
         Self { text: jwt::encode(typ, key, payload), typ, kid: key.key_id() }
     }
 
-    /// What kind of message it says it is.
+    /// Returns the kind of message that the header claims.
     pub fn typ(&self) -> Typ {
         self.typ
     }
 
-    /// The key that it says signed it: to be looked up in a list of allowed keys.
+    /// Returns the id of the key that the header claims, to be looked up in a list of allowed keys.
     pub fn kid(&self) -> &KeyId {
         &self.kid
     }
 
-    /// The received bytes.
+    /// Returns the bytes as received.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// SHA-256 of the received bytes: its identity.
+    /// Returns the SHA-256 of the received bytes: the message's identity.
     pub fn hash(&self) -> Digest {
         Digest::of(self.text.as_bytes())
     }
@@ -120,7 +120,7 @@ impl Jws {
         self.verify_by(typ, [key], None)
     }
 
-    /// As [`Jws::verify`], with the key looked up among `allowed` by the header's `kid`.
+    /// Works as [`Jws::verify`], with the key looked up among `allowed` by the header's `kid`.
     pub fn verify_any<'k, T: DeserializeOwned>(
         &self,
         typ: Typ,
@@ -129,8 +129,8 @@ impl Jws {
         self.verify_by(typ, allowed, None)
     }
 
-    /// As [`Jws::verify_any`], for a JWT: `iss`, `sub` and `aud` must be those of `parties`, and
-    /// there must be an `exp`, which the caller judges.
+    /// Works as [`Jws::verify_any`], for a JWT. Its `iss`, `sub` and `aud` must be those of
+    /// `parties`, and there must be an `exp`, which the caller judges.
     pub fn verify_jwt<'k, T: DeserializeOwned>(
         &self,
         typ: Typ,
@@ -154,7 +154,8 @@ impl Jws {
         jwt::decode(&self.text, key, parties)
     }
 
-    /// The payload as claimed, for looking up what it must be verified with. **Proves nothing.**
+    /// Returns the payload as claimed, for looking up what it must be verified with. **Proves
+    /// nothing.**
     pub fn claims_unverified<T: DeserializeOwned>(&self, typ: Typ) -> Result<T, JwsError> {
         self.expect(typ)?;
         let part = self.text.split('.').nth(1).ok_or(JwsError::Malformed)?;
@@ -204,7 +205,7 @@ impl fmt::Display for Jws {
     }
 }
 
-/// Shows kind and hash: an access token is a JWS too, and must not end in a log.
+/// Shows kind and hash only: an access token is a JWS too, and must not end in a log.
 impl fmt::Debug for Jws {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Jws({}, {})", self.typ, self.hash())

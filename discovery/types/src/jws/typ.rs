@@ -1,62 +1,62 @@
-//! The kinds of signed message.
+//! Kinds of signed messages.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a JWS is, as its `typ` says (RFC 8725, section 3.11: a signature made for one purpose is
-/// worth nothing for another).
+/// Kind of a JWS, as its `typ` says. A signature made for one purpose is worth nothing for another
+/// (RFC 8725, section 3.11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Typ {
-    /// What a cluster is; by an owner.
+    /// Statement that says what a cluster is; signed by an owner.
     #[serde(rename = "muster-statement+jwt")]
     Statement,
-    /// That a token's key may redeem; by an issuer.
+    /// Grant that lets a token's key redeem; signed by an issuer.
     #[serde(rename = "muster-grant+jwt")]
     Grant,
-    /// What one seat is; by the agent.
+    /// Record that describes one seat; signed by the agent.
     #[serde(rename = "muster-record+jwt")]
     Record,
-    /// That the token's holder means this record; by the token's key.
+    /// Endorsement of a record by the token's holder; signed by the token's key.
     #[serde(rename = "muster-endorsement+jwt")]
     Endorsement,
-    /// A record handed to one service, with the session; by the agent.
+    /// Record handed to one service, with the session; signed by the agent.
     #[serde(rename = "muster-redeem+jwt")]
     Redeem,
-    /// Consent to one whole proposal; by the agent.
+    /// Consent to one whole proposal; signed by the agent.
     #[serde(rename = "muster-ack+jwt")]
     Ack,
-    /// A promise never to take part in an epoch again; by the agent.
+    /// Promise never to take part in an epoch again; signed by the agent.
     #[serde(rename = "muster-release+jwt")]
     Release,
-    /// The committed list with all consents; by the service.
+    /// Committed list with all acks; signed by the service.
     #[serde(rename = "muster-document+jwt")]
     Document,
-    /// A change of who the admins are; by an owner.
+    /// Change of the admins; signed by an owner.
     #[serde(rename = "muster-admin+jwt")]
     Admin,
-    /// The end of a formed cluster; by an owner.
+    /// Retirement, the end of a formed cluster; signed by an owner.
     #[serde(rename = "muster-retire+jwt")]
     Retire,
-    /// That the end of a formed cluster is taken back; by an owner.
+    /// Revocation of a formed cluster's retirement; signed by an owner.
     #[serde(rename = "muster-unretire+jwt")]
     Unretire,
-    /// That one member is to go or to move; by an operator.
+    /// Order that one member goes or moves; signed by an operator.
     #[serde(rename = "muster-order+jwt")]
     Order,
-    /// That a lost cluster's data goes on as another cluster; by an operator.
+    /// Statement that a lost cluster's data goes on as another cluster; signed by an operator.
     #[serde(rename = "muster-recovery+jwt")]
     Recovery,
-    /// RFC 7523 client assertion; by an admin or agent.
+    /// RFC 7523 client assertion; signed by an admin or agent.
     #[serde(rename = "muster-assertion+jwt")]
     Assertion,
-    /// RFC 9068 access token; by the service.
+    /// RFC 9068 access token; signed by the service.
     #[serde(rename = "at+jwt")]
     Access,
 }
 
 impl Typ {
-    /// The text that stands in the header.
+    /// Returns the text that stands in the header.
     pub fn as_str(self) -> &'static str {
         match self {
             Typ::Statement => "muster-statement+jwt",
@@ -77,7 +77,8 @@ impl Typ {
         }
     }
 
-    /// Longest compact form. A document holds nine records and their grants; the sum must fit.
+    /// Returns the longest compact form, in bytes. A document holds nine records and their grants,
+    /// so the sum must fit.
     pub fn max_bytes(self) -> usize {
         match self {
             Typ::Document => super::MAX_JWS,
