@@ -34,9 +34,9 @@ pub const ISSUER_SKEW_SECONDS: u64 = 120;
 )]
 #[serde(rename_all = "lowercase")]
 pub enum TokenKind {
-    /// A seat in a cluster that forms.
+    /// The token gives a seat in a cluster that forms.
     Boot,
-    /// One new member of a cluster that runs.
+    /// The token adds one member to a running cluster.
     Join,
 }
 

@@ -35,13 +35,13 @@ pub const MAX_INTENT_SECONDS: u64 = MAX_JOIN_SECONDS;
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Verb {
-    /// One member more.
+    /// Adds one member to the cluster.
     Join,
-    /// One member more, and another one goes.
+    /// Adds one member, and removes another one.
     Replace,
-    /// One member less.
+    /// Removes one member from the cluster.
     Remove,
-    /// A member's peers reach it elsewhere.
+    /// Changes the peer URLs of a member.
     Update,
 }
 

@@ -1,4 +1,4 @@
-//! The two certificates that a member gets with the commit document.
+//! The two leaf certificates that a member gets with the commit document.
 
 use std::net::IpAddr;
 
@@ -21,37 +21,37 @@ pub struct Leaves {
     pub client: String,
 }
 
-/// Why a certificate is refused.
+/// Reason why a certificate is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LeafError {
-    /// Not PEM certificates.
+    /// The text is not a PEM chain of certificates.
     #[error("the {0} certificate is not a PEM chain of X.509 certificates")]
     Malformed(&'static str),
-    /// Over another key than the one asked for.
+    /// The certificate is over another key than this member's.
     #[error("the {0} certificate is over another key than this member's")]
     OtherKey(&'static str),
-    /// Not signed by the statement's CA.
+    /// The certificate is not signed by the statement's CA.
     #[error("the {0} certificate is not signed by the CA that the statement names")]
     OtherCa(&'static str),
 }
 
 impl Leaves {
-    /// Verifies that both are over `node_key` and signed by the statement's CAs. Dates are not
-    /// looked at: a host may boot before it knows the time.
+    /// Verifies that both certificates are over `node_key` and signed by the statement's CAs. Dates
+    /// are not checked: a host may boot before it knows the time.
     pub fn verify(&self, node_key: &Digest, statement: &Statement) -> Result<(), LeafError> {
         verify_leaf("peer", &self.peer, node_key, &statement.peer_ca)?;
         verify_leaf("client", &self.client, node_key, &statement.client_ca)
     }
 
-    /// How long both last.
+    /// Returns the validity of the certificate that ends first; `None` if one can't be read.
     pub fn life(&self) -> Option<Life> {
         let lives = [Life::of(&self.peer)?, Life::of(&self.client)?];
         lives.into_iter().min_by_key(|life| life.ends)
     }
 }
 
-/// The names and addresses that a leaf is for, which those who dial compare: the first certificate
-/// of a PEM chain. None if it can't be read.
+/// Returns the names and addresses of a leaf, the first certificate of a PEM chain; clients compare
+/// them with the host they connect to. Empty if the leaf can't be read.
 pub fn hosts(pem: &[u8]) -> Vec<Host> {
     let Ok(leaf) = CertificateDer::from_pem_slice(pem) else { return Vec::new() };
     let Ok((_, parsed)) = X509Certificate::from_der(&leaf) else { return Vec::new() };
@@ -67,22 +67,22 @@ pub fn hosts(pem: &[u8]) -> Vec<Host> {
     names.value.general_names.iter().filter_map(host).collect()
 }
 
-/// How long certificates last, in seconds since 1970.
+/// Validity of a certificate, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Life {
-    /// From when.
+    /// Start of the validity (`notBefore`).
     pub begins: i64,
-    /// Until when.
+    /// End of the validity (`notAfter`).
     pub ends: i64,
 }
 
 impl Life {
-    /// From when on they are to be renewed: a third.
+    /// Returns when the certificates are to be renewed: after a third of their validity.
     pub fn due(&self) -> i64 {
         self.begins + (self.ends - self.begins) / 3
     }
 
-    /// From when on somebody should hear that they aren't: two thirds.
+    /// Returns when a missing renewal should be reported: after two thirds of the validity.
     pub fn late(&self) -> i64 {
         self.begins + (self.ends - self.begins) / 3 * 2
     }
@@ -95,7 +95,7 @@ impl Life {
     }
 }
 
-/// Verifies one PEM chain; `what` names it in errors. The first certificate counts.
+/// Verifies the first certificate of a PEM chain; `what` names it in errors.
 pub fn verify_leaf(
     what: &'static str,
     pem: &str,

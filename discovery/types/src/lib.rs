@@ -1,24 +1,26 @@
-//! What crosses the wire between the discovery service, agents and admins: keys, signed
-//! statements, grants, records, acks and documents; tokens and join bundles; the API's bodies and
-//! problem documents; and the HTTPS client that speaks only to a pinned key.
+//! Types of the messages between the discovery service, agents and admins:
+//!
+//! * keys, signed statements, grants, records, acks and documents;
+//! * tokens and join bundles;
+//! * the API's bodies and problem documents;
+//! * the HTTPS client, which connects only to a pinned key.
 //!
 //! Everything signed is a compact JWS ([`jws::Jws`]) with a `typ` of its own. It is kept and
-//! compared as the bytes that were received, never serialised anew, and its identity is the
-//! SHA-256 of those bytes. What has passed a check has another type than what has not: a
-//! [`record::Record`] is a claim, a [`record::VerifiedRecord`] is a fact.
+//! compared as the bytes that were received, never serialised again, and the SHA-256 of those bytes
+//! is its identity. A checked value has another type than an unchecked one: a [`record::Record`] is
+//! a claim, a [`record::VerifiedRecord`] is a fact.
 //!
 //! | trust begins at | goes by | ends at |
 //! |---|---|---|
-//! | owner keys of an admin's [`context::Context`] | [`statement::StatementChain`] | whom a statement names |
-//! | the statement hash in a [`bundle::Bundle`] | [`statement::StatementChain`] | the same, for an agent |
+//! | owner keys of an admin's [`context::Context`] | [`statement::StatementChain`] | the admins that a statement names |
+//! | the statement hash in a [`bundle::Bundle`] | [`statement::StatementChain`] | the admins that a statement names, for an agent |
 //! | a statement | [`grant::VerifiedGrant`] → [`record::VerifiedRecord`] | one seat's keys and addresses |
 //! | a statement | [`grant::VerifiedGrant`] or [`order::VerifiedOrder`] → [`intent::VerifiedIntent`] | one change of a running cluster |
 //! | records | [`proposal::VerifiedProposal`] → [`document::VerifiedDocument`] | the committed list |
 //!
-//! Nothing here decides what a protocol step does (that is `discovery-formation`, whose plain values
-//! [`convert`] makes of verified ones), nothing reads a
-//! clock but the client, and no expiry is judged here: times are compared by whoever owns the clock
-//! that the protocol names.
+//! Nothing here decides a step of the protocol: that is `discovery-formation`, whose plain values
+//! [`convert`] makes of verified ones. Nothing but the client reads a clock, and no expiry is
+//! judged here. Times are compared by the side whose clock the protocol names.
 
 pub mod access;
 pub mod admin;
@@ -56,5 +58,5 @@ pub mod url;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 
-/// Smallest and largest cluster that a statement may ask for.
+/// Smallest and largest size of a cluster that a statement may ask for.
 pub const SIZES: std::ops::RangeInclusive<u8> = 1..=9;

@@ -1,19 +1,19 @@
-//! Which machine an agent runs on: facts that may be missing. Whether two sets of them are one
-//! machine's is the protocol's to say (`discovery_formation::Machine`).
+//! Facts about the machine that an agent runs on; each may be missing. The protocol decides whether
+//! two sets of facts are one machine's (`discovery_formation::Machine`).
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Longest fact.
+/// Longest fact, in bytes.
 pub const MAX_FACT: usize = 128;
 
-/// Facts that name a machine. Each may be missing; none is secret.
+/// Facts that identify a machine. Each may be missing; none is secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MachineFacts {
-    /// DMI product UUID.
+    /// DMI product UUID of the machine.
     pub dmi_uuid: Option<String>,
-    /// `/etc/machine-id`, or the file that stands in for it.
+    /// Content of `/etc/machine-id`, or of the file that replaces it.
     pub machine_id: Option<String>,
 }
 

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::text::wire_text;
 
-/// Longest name.
+/// Longest name, in characters.
 pub const MAX_NAME: usize = 63;
 
 /// A name: `^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`, so that it can stand in a DNS label, a file
@@ -13,19 +13,19 @@ pub const MAX_NAME: usize = 63;
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(String);
 
-/// Why a text is no name.
+/// Reason why a text is no name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// It has no character, or more than [`MAX_NAME`].
+    /// The text has no character, or more than [`MAX_NAME`].
     #[error("a name has 1 to {MAX_NAME} characters")]
     Length,
-    /// It has another character than those allowed, or begins or ends with a hyphen.
+    /// The text has a character that isn't allowed, or begins or ends with a hyphen.
     #[error("a name is made of a-z, 0-9 and hyphens, and begins and ends with a letter or digit")]
     Character,
 }
 
 impl Name {
-    /// The text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,7 +1,7 @@
-//! What an operator orders of a cluster that runs: that one member goes, or moves.
+//! Orders of an operator to a running cluster: that one member goes, or moves.
 //!
-//! An order is no request to the service. It is carried out by an agent of the cluster, on its own
-//! node, by the cluster's own API, and that agent trusts the operator's signature alone.
+//! An order is no request to the service. An agent of the cluster carries it out on its own node,
+//! through the cluster's own API, and trusts the operator's signature alone.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -16,29 +16,29 @@ use crate::role::Action;
 use crate::statement::StatementChain;
 use crate::url::NodeUrl;
 
-/// Longest life of an order: 15 minutes.
+/// Longest lifetime of an order, in seconds: 15 minutes.
 pub const MAX_ORDER_SECONDS: u64 = 900;
 
-/// The change.
+/// Change of one member that an order asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Change {
-    /// The member goes, for good.
+    /// Remove the member, for good.
     Remove {
-        /// Who.
+        /// Id of the member.
         member: MemberId,
     },
-    /// Its peers reach it elsewhere.
+    /// Change the URLs at which peers reach the member.
     Update {
-        /// Who.
+        /// Id of the member.
         member: MemberId,
-        /// Where from now on.
+        /// Peer URLs from now on.
         peer_urls: Vec<NodeUrl>,
     },
 }
 
 impl Change {
-    /// Whom it is about.
+    /// Returns the member that the change is about.
     pub fn member(&self) -> MemberId {
         match self {
             Change::Remove { member } | Change::Update { member, .. } => *member,
@@ -50,48 +50,48 @@ impl Change {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Order {
-    /// 1.
+    /// Version of the format, always 1.
     pub version: u32,
-    /// Random: the same change may be ordered again later.
+    /// Random id: the same change may be ordered again later.
     pub id: Nonce,
-    /// The cluster.
+    /// Cluster that the order is for.
     pub cluster: Uuid,
     /// Hash of the statement that the operator saw.
     pub statement: Digest,
-    /// The change.
     pub change: Change,
-    /// The configuration (its Raft index) that the operator saw, on which alone it may be carried
-    /// out; none where that isn't known, as with stock etcd.
+    /// Raft index of the configuration that the operator saw; the order may be carried out on no
+    /// other. `None` if it isn't known, as with stock etcd.
     pub planned_at: Option<u64>,
-    /// From when, in seconds since 1970 by the service's clock.
+    /// Start of the validity, in seconds since 1970 by the service's clock.
     pub issued_at: u64,
-    /// Until when, in seconds since 1970 by the service's clock.
+    /// End of the validity, in seconds since 1970 by the service's clock.
     pub expires_at: u64,
-    /// Why, for those who come later.
+    /// Reason for the order, for later readers.
     pub reason: String,
 }
 
-/// Why an order is refused.
+/// Reason why an order is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OrderError {
-    /// Signed by a key that the newest statement doesn't allow it, or a bad signature or form.
+    /// The form or signature is wrong, or the newest statement doesn't allow the key to sign an
+    /// order.
     #[error("the order: {0}")]
     Jws(#[from] JwsError),
-    /// Of another cluster.
+    /// The order is for another cluster.
     #[error("the order is for another cluster")]
     OtherCluster,
-    /// Made under a statement that is not in the cluster's chain.
+    /// The order was made under a statement that is not in the cluster's chain.
     #[error("the order was made under a statement that is not in this cluster's chain")]
     OtherStatement,
-    /// An order that nobody can carry out.
+    /// The order has values with which nobody can carry it out.
     #[error("the order: {0}")]
     Invalid(&'static str),
-    /// Peer URLs that no member may have.
+    /// The order has peer URLs that no member may have.
     #[error("the order: {0}")]
     Urls(#[from] RecordError),
 }
 
-/// An order whose signer was allowed to sign it. Whether its time is over is not said here.
+/// An order whose signer was allowed to sign it. Its time may be over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedOrder {
     jws: Jws,
@@ -99,14 +99,14 @@ pub struct VerifiedOrder {
 }
 
 impl Order {
-    /// Signs it.
+    /// Signs the order, as an operator or owner.
     pub fn sign(&self, operator: &SigningKey) -> Jws {
         Jws::sign(Typ::Order, operator, self)
     }
 }
 
 impl VerifiedOrder {
-    /// Verifies an order under a cluster's chain: its signer's role by the newest statement.
+    /// Verifies an order under a cluster's chain; the newest statement gives the signer's role.
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, OrderError> {
         let newest = chain.newest();
         let order: Order = jws.verify_any(Typ::Order, newest.keys_for(Action::PutOrder))?;
@@ -137,7 +137,7 @@ impl VerifiedOrder {
         Ok(Self { jws: jws.clone(), order })
     }
 
-    /// The signed order.
+    /// Returns the signed order.
     pub fn jws(&self) -> &Jws {
         &self.jws
     }

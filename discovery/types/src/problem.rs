@@ -1,4 +1,4 @@
-//! Problem documents (RFC 9457): what went wrong, whether to try again, and what to do.
+//! Problem documents (RFC 9457): what went wrong, whether to try again, and what to do next.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ macro_rules! codes {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
         pub enum Code {
             $($(#[$doc])* #[serde(rename = $text)] $name,)*
-            /// A code of a newer service.
+            /// A code that only newer services know.
             #[serde(other, rename = "unknown")]
             Unknown,
         }
@@ -26,12 +26,12 @@ macro_rules! codes {
             /// Every code that a service sends.
             pub const ALL: &'static [Code] = &[$(Code::$name),*];
 
-            /// Its name on the wire.
+            /// Returns the code's name on the wire.
             pub fn as_str(self) -> &'static str {
                 match self { $(Code::$name => $text,)* Code::Unknown => "unknown" }
             }
 
-            /// HTTP status that it goes with.
+            /// Returns the HTTP status of an answer with this code.
             pub fn status(self) -> u16 {
                 match self { $(Code::$name => $status,)* Code::Unknown => 500 }
             }
@@ -41,7 +41,7 @@ macro_rules! codes {
                 match self { $(Code::$name => codes!(@ $retry),)* Code::Unknown => false }
             }
 
-            /// The problem in a few words.
+            /// Returns the problem in a few words.
             pub fn title(self) -> &'static str {
                 match self { $(Code::$name => $title,)* Code::Unknown => "Unknown problem" }
             }
@@ -52,28 +52,28 @@ macro_rules! codes {
 }
 
 codes! {
-    /// The request's form: JSON, a member, a length.
+    /// The request's form is wrong: its JSON, a member, or a length.
     InvalidRequest "invalid_request" 400 never "The request can't be read",
-    /// A statement that isn't valid or doesn't follow.
+    /// The statement isn't valid, or doesn't follow the one before.
     StatementRefused "statement_refused" 400 never "The statement is refused",
-    /// A grant that isn't valid.
+    /// The grant isn't valid.
     GrantRefused "grant_refused" 400 never "The grant is refused",
-    /// A record or endorsement that isn't valid.
+    /// The record or its endorsement isn't valid.
     RecordRefused "record_refused" 400 never "The record is refused",
-    /// An ack, nack, release or probe report that isn't valid.
+    /// The ack, nack, release or probe report isn't valid.
     VoteRefused "vote_refused" 400 never "The signed message is refused",
-    /// An element of the admin chain that isn't valid.
+    /// The element of the admin chain isn't valid.
     AdminRefused "admin_refused" 400 never "The change of admins is refused",
-    /// An order that isn't valid.
+    /// The order isn't valid.
     OrderRefused "order_refused" 400 never "The order is refused",
-    /// A recovery statement that isn't valid, or doesn't go on where the last one ended.
+    /// The recovery statement isn't valid, or doesn't begin where the last one ended.
     RecoveryRefused "recovery_refused" 400 never "The recovery statement is refused",
-    /// A signing request that isn't valid.
+    /// The certificate signing request isn't valid.
     CsrRefused "csr_refused" 400 never "The signing request is refused",
-    /// A commit document that isn't valid.
+    /// The commit document isn't valid.
     DocumentRefused "document_refused" 400 never "The commit document is refused",
 
-    /// No access token.
+    /// The request has no access token.
     TokenMissing "token_missing" 401 never "An access token is needed",
     /// The access token isn't valid or has expired: get another.
     TokenInvalid "token_invalid" 401 never "The access token is not valid",
@@ -81,16 +81,16 @@ codes! {
     AssertionRefused "assertion_refused" 401 never "The assertion is refused",
     /// The connection has no client certificate, or one with a foreign kind of key.
     ClientKeyMissing "client_key_missing" 401 never "A client certificate is needed",
-    /// The key is nobody's, or was revoked.
+    /// The key belongs to no agent or admin here, or was revoked.
     UnknownKey "unknown_key" 401 never "The key is not known here",
 
-    /// The role doesn't allow it.
+    /// The client's role doesn't allow the request.
     Forbidden "forbidden" 403 never "Not allowed",
     /// The key is not among the admins of the cluster's newest statement.
     NotInStatement "not_in_statement" 403 never "Not in the cluster's statement",
     /// The token doesn't exist here, or belongs to another cluster or service.
     GrantUnknown "grant_unknown" 403 never "The token is not known here",
-    /// The token's time is over.
+    /// The token has expired.
     GrantExpired "grant_expired" 403 never "The token has expired",
     /// The token was revoked.
     GrantRevoked "grant_revoked" 403 never "The token was revoked",
@@ -99,66 +99,67 @@ codes! {
     /// More keys than three times the size have used the token.
     GrantExhausted "grant_exhausted" 403 never "Too many keys have used the token",
 
-    /// No such cluster, grant, admin or route.
+    /// There is no such cluster, grant, admin or route.
     NotFound "not_found" 404 never "Not found",
-    /// Membership is changed by the cluster's own API.
+    /// Members are changed by the cluster's own API, not here.
     MembershipElsewhere "membership_elsewhere" 405 never "Membership is changed elsewhere",
-    /// Another method is needed.
+    /// The route needs another HTTP method.
     MethodNotAllowed "method_not_allowed" 405 never "Another method is needed",
     /// The client took too long to send its request.
     RequestTimeout "request_timeout" 408 again "The request took too long to arrive",
 
     /// Another cluster has this name.
     NameTaken "name_taken" 409 never "The name is taken",
-    /// Somebody else changed it in the meantime: read again.
+    /// Somebody else changed the object in the meantime: read it again.
     Conflict "conflict" 409 never "It was changed in the meantime",
-    /// The key lives elsewhere: its boot counter is not above the last one from another session.
+    /// The key is in use elsewhere: its boot counter is not above the last one of another session.
     KeyElsewhere "key_elsewhere" 409 never "This key is in use elsewhere",
     /// The join ticket belongs to another key.
     TicketTaken "ticket_taken" 409 never "The ticket belongs to another key",
-    /// The change was ordered over another configuration than the cluster's: look, and order again.
+    /// The change was ordered on another configuration than the cluster's: look, and order again.
     StalePlan "stale_plan" 409 never "The plan is stale",
-    /// The epoch is not the current one: poll, and act on what is now.
+    /// The epoch is not the current one: poll for the present proposal.
     StaleEpoch "stale_epoch" 409 never "The epoch is not the current one",
-    /// Two recovery statements lead away from one cluster, and the service follows the other one.
+    /// Two recovery statements begin at one cluster, and the service follows the other one.
     RecoveryContested "recovery_contested" 409 never "The cluster was recovered twice",
-    /// The cluster's state doesn't allow it.
+    /// The cluster's state doesn't allow the request.
     WrongState "wrong_state" 409 never "The cluster's state doesn't allow this",
-    /// Members of the cluster reported a moment ago: a retirement has to say that it knows.
+    /// Members of the cluster reported a moment ago: a retirement must be forced.
     MembersReport "members_report" 409 never "Members of the cluster still report",
-    /// It has committed: only an owner's retirement ends it.
+    /// The cluster has committed: only an owner's retirement ends it.
     Committed "committed" 409 never "The cluster has committed",
-    /// Two commit documents of one cluster.
+    /// The cluster has two commit documents.
     Split "split" 409 never "Two commit documents of one cluster",
 
-    /// The boot token's time to boot is over: the cluster has its members.
+    /// The cluster has its members, so that a boot token gives no seat any more.
     BootClosed "boot_closed" 410 never "The cluster has its members",
-    /// Given up by an admin.
+    /// An admin gave the cluster up.
     Abandoned "abandoned" 410 never "The cluster was abandoned",
-    /// Its deadline passed.
+    /// The cluster's deadline passed.
     Expired "expired" 410 never "The cluster didn't form in time",
-    /// Ended by an owner.
+    /// An owner ended the cluster.
     Retired "retired" 410 never "The cluster was retired",
-    /// This life of a member was removed from its cluster. The cluster itself says so as well:
-    /// whoever hears it from here alone asks there.
+    /// This incarnation was removed from its cluster. The cluster itself confirms that: a client
+    /// must ask it, and not rely on this answer alone.
     Removed "removed" 410 never "The member was removed",
-    /// The agent's member is of a cluster that was lost, and goes on as a recovered one.
+    /// The agent's member belongs to a cluster that was lost, and was replaced by a recovered one.
     ClusterLost "cluster_lost" 410 never "The member's cluster was lost",
-    /// A draft whose ten minutes are over.
+    /// The draft has expired, ten minutes after it was made.
     DraftGone "draft_gone" 410 never "The draft is gone",
 
     /// The body is longer than it may be.
     TooLarge "too_large" 413 never "The body is too large",
-    /// Another media type is needed.
+    /// The route needs another media type.
     MediaType "media_type" 415 never "Another media type is needed",
     /// Too many requests from this address.
     RateLimited "rate_limited" 429 again "Too many requests",
 
-    /// A fault of the service.
+    /// The service has a fault.
     Internal "internal" 500 again "A fault of the service",
     /// Postgres can't be reached or didn't answer in time.
     DatabaseUnavailable "database_unavailable" 503 again "The database doesn't answer",
-    /// Postgres isn't the one that it was: nothing commits until ledgers agree or an owner accepts.
+    /// Postgres is another database than before: nothing commits until ledgers agree or an owner
+    /// accepts it.
     DatabaseChanged "database_changed" 503 again "The database is not the one that it was",
     /// The service is full, or stopping.
     Overloaded "overloaded" 503 again "The service is busy",
@@ -205,7 +206,7 @@ pub struct Removal {
 }
 
 impl Problem {
-    /// A problem; `detail` says what happened, `next` what to do, each in a sentence.
+    /// Makes a problem; `detail` says what happened and `next` what to do, each in a sentence.
     pub fn new(code: Code, detail: impl Into<String>, next: impl Into<String>) -> Self {
         Self {
             kind: format!("urn:muster:problem:{code}"),

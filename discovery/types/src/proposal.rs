@@ -1,4 +1,4 @@
-//! A frozen list of seats, its hash, and what agents sign about it.
+//! A frozen list of seats, its hash, and the agents' signatures about it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -27,36 +27,36 @@ pub struct Proposal {
     pub grants: Vec<Jws>,
 }
 
-/// Why a proposal is refused.
+/// Reason why a proposal is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProposalError {
-    /// Of another cluster.
+    /// The proposal is of another cluster.
     #[error("the proposal is of another cluster")]
     OtherCluster,
-    /// Under a statement that isn't in the chain.
+    /// The proposal names a statement that isn't in the chain.
     #[error("the proposal stands under a statement that is not in the chain")]
     OtherStatement,
-    /// More or fewer seats than the cluster's size, or epoch 0.
+    /// The number of seats differs from the cluster's size, or the epoch is 0.
     #[error("the proposal has {found} seats at epoch {epoch}, the cluster has {size}")]
     Seats {
-        /// How many.
+        /// Number of seats in the proposal.
         found: usize,
-        /// How many there should be.
+        /// Size of the cluster.
         size: u8,
-        /// Its epoch.
+        /// Epoch of the proposal.
         epoch: u64,
     },
-    /// A grant, which is needed by a record, is missing, or one is too many.
+    /// A grant that a record names is missing, or there is one too many.
     #[error("the grants are not those that the records name")]
     Grants,
-    /// More seats hang on one token than it is worth.
+    /// More seats use one token than its grant allows.
     #[error("{seats} seats hang on the token {grant}, which is worth {uses}")]
     Uses {
-        /// The token.
+        /// Id of the grant.
         grant: GrantId,
-        /// What it is worth.
+        /// Number of seats that the grant allows.
         uses: u8,
-        /// How many hang on it.
+        /// Number of seats that use the grant.
         seats: usize,
     },
     /// A grant is refused.
@@ -65,17 +65,17 @@ pub enum ProposalError {
     /// A record is refused.
     #[error("seat {seat}: {source}")]
     Record {
-        /// Which one.
+        /// Number of the seat.
         seat: u8,
-        /// Why.
+        /// Reason why its record is refused.
         source: RecordError,
     },
-    /// One key or incarnation has two seats.
+    /// Two seats share a key or incarnation.
     #[error("seats {0} and {1} have one key or incarnation between them")]
     SameKey(u8, u8),
 }
 
-/// A proposal whose every record is valid under the statement that it names.
+/// A proposal in which every record is valid under the statement that it names.
 #[derive(Clone, Debug)]
 pub struct VerifiedProposal {
     proposal: Proposal,
@@ -85,8 +85,9 @@ pub struct VerifiedProposal {
     deadline_seconds: u64,
 }
 
-/// `h`: SHA-256 of "muster-proposal-1", the statement's hash, the epoch (u64, big endian), then the
-/// hashes of the record's and the endorsement's JWS, seat by seat.
+/// Computes `h`, the hash of a proposal: the SHA-256 of "muster-proposal-1", the statement's hash,
+/// the epoch (u64, big endian), then seat by seat the hashes of the record's and the endorsement's
+/// JWS.
 pub(crate) fn hash(
     statement: &Digest,
     epoch: u64,
@@ -103,7 +104,7 @@ pub(crate) fn hash(
 }
 
 impl Proposal {
-    /// `h`.
+    /// Computes `h`, the hash of the proposal.
     pub fn hash(&self) -> Digest {
         let seats = self.seats.iter().map(|seat| [seat.record.hash(), seat.endorsement.hash()]);
         hash(&self.statement, self.epoch, seats)
@@ -111,9 +112,11 @@ impl Proposal {
 }
 
 impl VerifiedProposal {
-    /// Verifies each record and grant under the statement that the proposal names, which must be
-    /// in `chain`. Whether that is the newest one, and whether names, addresses and machines
-    /// differ, is the protocol's to judge: an agent answers a forgery and a duplicate differently.
+    /// Verifies each record and grant under the statement that the proposal names, which must be in
+    /// `chain`.
+    ///
+    /// The protocol judges whether that statement is the newest, and whether names, addresses and
+    /// machines differ. An agent answers a forgery and a duplicate differently.
     pub fn verify(proposal: &Proposal, chain: &StatementChain) -> Result<Self, ProposalError> {
         let chain = chain.up_to(&proposal.statement).ok_or(ProposalError::OtherStatement)?;
         let statement = chain.newest();
@@ -132,7 +135,7 @@ impl VerifiedProposal {
             .iter()
             .map(|grant| VerifiedGrant::verify(grant, &chain))
             .collect::<Result<Vec<_>, _>>()?;
-        // A join ticket has another issuer, and is no right to a seat in a list that forms.
+        // A join ticket has another issuer, and gives no right to a seat in a list that forms.
         if grants.iter().any(|grant| grant.kind != TokenKind::Boot) {
             return Err(GrantError::Invalid("it is no boot token's").into());
         }
@@ -169,18 +172,18 @@ impl VerifiedProposal {
         })
     }
 
-    /// `h`.
+    /// Returns `h`, the hash of the proposal.
     pub fn hash(&self) -> Digest {
         self.hash
     }
 
-    /// The records, seat 1 first.
+    /// Returns the records, seat 1 first.
     pub fn records(&self) -> &[VerifiedRecord] {
         &self.records
     }
 
-    /// The first seat whose grant nobody can hold a seat by at `now` (seconds since 1970). Not part
-    /// of [`VerifiedProposal::verify`]: a document stays valid for ever.
+    /// Returns the first seat whose grant gives nobody a seat at `now` (seconds since 1970). Not
+    /// part of [`VerifiedProposal::verify`]: a document stays valid for ever.
     pub fn untimely(&self, now: u64) -> Option<(u8, Untimely)> {
         (1..).zip(&self.records).find_map(|(seat, record)| {
             let grant = self.grants.iter().find(|grant| grant.id == record.grant)?;
@@ -188,12 +191,12 @@ impl VerifiedProposal {
         })
     }
 
-    /// The proposal as received.
+    /// Returns the proposal as received.
     pub fn proposal(&self) -> &Proposal {
         &self.proposal
     }
 
-    /// Seat (from 1) of the agent with this key.
+    /// Returns the seat (from 1) of the agent with this key.
     pub fn seat_of(&self, key: &PublicKey) -> Option<u8> {
         (1..).zip(&self.records).find(|(_, r)| r.agent_key == *key).map(|(seat, _)| seat)
     }
@@ -213,47 +216,47 @@ fn one_key_one_seat(records: &[VerifiedRecord]) -> Result<(), ProposalError> {
     Ok(())
 }
 
-/// Payload of an ack: consent to one proposal; a JWS by the agent's key.
+/// Payload of an ack, the consent to one proposal; a JWS by the agent's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Ack {
-    /// The cluster.
+    /// Cluster of the proposal.
     pub cluster: Uuid,
-    /// The proposal's epoch.
+    /// Epoch of the proposal.
     pub epoch: u64,
-    /// The proposal's hash.
+    /// Hash of the proposal.
     pub h: Digest,
 }
 
-/// Payload of a release: "never from an epoch ≤ this one"; a JWS by the agent's key.
+/// Payload of a release, the promise "never from an epoch ≤ this one"; a JWS by the agent's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Release {
-    /// The cluster.
+    /// Cluster that the promise is about.
     pub cluster: Uuid,
-    /// The epoch up to which the agent takes no part any more.
+    /// Highest epoch in which the agent takes no part any more.
     pub epoch: u64,
 }
 
 impl Ack {
-    /// Signs it. **Only after** the bound that it implies is durable.
+    /// Signs the ack. **Only after** the bound that it implies is durable.
     pub fn sign(&self, agent: &SigningKey) -> Jws {
         Jws::sign(Typ::Ack, agent, self)
     }
 
-    /// Verifies one by `agent`.
+    /// Verifies an ack by `agent`.
     pub fn verify(jws: &Jws, agent: &PublicKey) -> Result<Self, JwsError> {
         jws.verify(Typ::Ack, agent)
     }
 }
 
 impl Release {
-    /// Signs it. **Only after** the release is durable.
+    /// Signs the release. **Only after** the release is durable.
     pub fn sign(&self, agent: &SigningKey) -> Jws {
         Jws::sign(Typ::Release, agent, self)
     }
 
-    /// Verifies one by `agent`.
+    /// Verifies a release by `agent`.
     pub fn verify(jws: &Jws, agent: &PublicKey) -> Result<Self, JwsError> {
         jws.verify(Typ::Release, agent)
     }

@@ -1,13 +1,13 @@
-//! The ids that a founding member and its Raft cluster have, by etcd's formulas.
+//! Raft ids of a founding member and of its cluster, by etcd's formulas.
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY};
 
 use crate::digest::{Digest, MemberId};
 use crate::url::NodeUrl;
 
-/// The first eight bytes of SHA-1 over the peer URLs, sorted, and the cluster token (etcd
-/// `membership.NewMember`), which is the commit document's hash in hexadecimal. SHA-1 is what the
-/// formula is made of; nothing relies on it being hard to collide.
+/// Computes a founding member's id: the first eight bytes of SHA-1 over the sorted peer URLs and
+/// the cluster token (etcd `membership.NewMember`). The token is the commit document's hash in
+/// hexadecimal. The formula uses SHA-1; nothing relies on its collision resistance.
 pub fn of_founder(document: &Digest, peer_urls: &[NodeUrl]) -> MemberId {
     let mut urls: Vec<String> = peer_urls.iter().map(NodeUrl::to_string).collect();
     urls.sort_unstable();
@@ -23,8 +23,8 @@ fn of(sorted_urls: &[String], token: &str) -> MemberId {
     MemberId(first_eight(context))
 }
 
-/// The cluster of these founding members: the first eight bytes of SHA-1 over their ids, in order
-/// (etcd `membership.genID`).
+/// Computes the id of the cluster of these founding members: the first eight bytes of SHA-1 over
+/// their sorted ids (etcd `membership.genID`).
 pub fn of_cluster(founders: impl IntoIterator<Item = MemberId>) -> u64 {
     let mut founders: Vec<MemberId> = founders.into_iter().collect();
     founders.sort_unstable_by_key(|id| id.get());
@@ -46,7 +46,7 @@ fn first_eight(context: Context) -> [u8; 8] {
 mod tests {
     use super::*;
 
-    /// As etcd 3.5 names it.
+    /// Expected id as etcd 3.5 computes it.
     #[test]
     fn the_id_is_etcds() {
         let id = of(&["http://127.0.0.1:23201".to_owned()], "etcd-cluster");

@@ -1,4 +1,4 @@
-//! One seat: who sits there, with which keys, at which addresses.
+//! The record of one seat: its agent, its keys and its addresses.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -14,44 +14,44 @@ use crate::name::Name;
 use crate::statement::Permissions;
 use crate::url::{Host, LOWEST_OPEN_PORT, NodeUrl};
 
-/// Most peer URLs, and most client URLs, of one seat.
+/// Largest number of peer URLs, and of client URLs, of one seat.
 pub const MAX_SEAT_URLS: usize = 3;
 
-/// Payload of a record; a JWS by the agent's key.
+/// Payload of a record, which is a JWS by the agent's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// 1.
+    /// Version of the format, always 1.
     pub version: u32,
-    /// The cluster that it is for.
+    /// Cluster that the record is for.
     pub cluster: Uuid,
-    /// The grant that it is redeemed under.
+    /// Grant under which the record is redeemed.
     pub grant: GrantId,
-    /// The agent's key.
+    /// Public key of the agent.
     pub agent_key: PublicKey,
-    /// This life of the member.
+    /// Incarnation of the member.
     pub incarnation: Incarnation,
-    /// The member's name.
+    /// Name of the member.
     pub name: Name,
-    /// Where peers reach its node.
+    /// URLs at which peers reach the member's node.
     pub peer_urls: Vec<NodeUrl>,
-    /// Where clients reach its node.
+    /// URLs at which clients reach the member's node.
     pub client_urls: Vec<NodeUrl>,
-    /// Signing request of the node's key: it carries the key.
+    /// Signing request of the node's key, which carries the key.
     pub csr: Csr,
-    /// The machine that it runs on.
+    /// Machine that the agent runs on.
     pub machine: MachineFacts,
-    /// Where that machine stands, if anybody said so.
+    /// Zone of the machine, if it is known.
     pub zone: Option<Name>,
 }
 
-/// Payload of an endorsement; a JWS by the token's key.
+/// Payload of an endorsement, which is a JWS by the token's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Endorsement {
-    /// The cluster.
+    /// Cluster of the record.
     pub cluster: Uuid,
-    /// The grant.
+    /// Grant of the token.
     pub grant: GrantId,
     /// Hash of the record's JWS.
     pub record: Digest,
@@ -67,31 +67,32 @@ pub struct SignedRecord {
     pub endorsement: Jws,
 }
 
-/// Why a record is refused. The first three are a forgery or a bug, the others a host's settings.
+/// Reason why a record is refused. The first three come from a forgery or a bug, the others from a
+/// host's settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Signature, kind or form of the record.
+    /// The signature, kind or form of the record is wrong.
     #[error("the record: {0}")]
     Record(JwsError),
-    /// Signature, kind or form of the endorsement.
+    /// The signature, kind or form of the endorsement is wrong.
     #[error("the token's endorsement: {0}")]
     Endorsement(JwsError),
     /// Record, endorsement and grant don't belong together.
     #[error("record, endorsement and grant don't belong together: {0}")]
     Mismatch(&'static str),
-    /// The node's signing request.
+    /// The signing request of the node's key isn't valid.
     #[error("the node's key: {0}")]
     Csr(#[from] CsrError),
-    /// No peer or client URL, too many, or one twice.
+    /// The record has no peer or client URL, too many, or one twice.
     #[error("a seat needs 1 to {MAX_SEAT_URLS} peer URLs and as many client URLs, none twice")]
     Urls,
-    /// A loopback address.
+    /// The URL has a loopback address, which the statement doesn't allow.
     #[error(
         "{0} is a loopback address, which other machines can't reach: give the agent another \
          address, or create the cluster with --allow-loopback"
     )]
     Loopback(NodeUrl),
-    /// A port below 1024.
+    /// The URL has a port below 1024, which the statement doesn't allow.
     #[error(
         "{0} has a port below {LOWEST_OPEN_PORT}: use a higher one, or create the cluster with \
          --allow-low-ports"
@@ -100,9 +101,9 @@ pub enum RecordError {
     /// The grant is bound to another name.
     #[error("the token is for the member `{expected}`, this one calls itself `{found}`")]
     OtherName {
-        /// The grant's.
+        /// Name that the grant is bound to.
         expected: Name,
-        /// The record's.
+        /// Name in the record.
         found: Name,
     },
     /// The grant is bound to another zone.
@@ -114,9 +115,9 @@ pub enum RecordError {
          the members' own addresses as well as those that discovery sees them come from"
     )]
     OtherAddress {
-        /// The record's.
+        /// URL in the record that is outside.
         url: NodeUrl,
-        /// The grant's.
+        /// Address blocks that the grant is bound to.
         blocks: String,
     },
     /// A machine fact that is empty, too long or not printable.
@@ -134,7 +135,7 @@ pub struct VerifiedRecord {
 }
 
 impl Record {
-    /// Signs it by the agent's key and by the token's.
+    /// Signs the record with the agent's key, and endorses it with the token's key.
     pub fn sign(&self, agent: &SigningKey, token: &SigningKey) -> SignedRecord {
         let record = Jws::sign(Typ::Record, agent, self);
         let endorsement =
@@ -143,8 +144,8 @@ impl Record {
         SignedRecord { record, endorsement }
     }
 
-    /// Checks what a host's settings can get wrong, without any signature: an agent does so
-    /// before it signs.
+    /// Checks what a host's settings can get wrong, without any signature. An agent does so before
+    /// it signs.
     pub fn check(&self, permissions: &Permissions) -> Result<(), RecordError> {
         for urls in [&self.peer_urls, &self.client_urls] {
             let twice = (1..urls.len()).any(|i| urls[..i].contains(&urls[i]));
@@ -161,8 +162,8 @@ impl Record {
 }
 
 impl VerifiedRecord {
-    /// Verifies a record and its endorsement under its grant and the newest statement's
-    /// permissions. Whether the grant has expired is not looked at.
+    /// Verifies a record and its endorsement, under its grant and the newest statement's
+    /// permissions. Whether the grant has expired is not checked.
     pub fn verify(
         signed: &SignedRecord,
         grant: &VerifiedGrant,
@@ -195,22 +196,22 @@ impl VerifiedRecord {
         Ok(Self { signed: signed.clone(), record, node_key, hash })
     }
 
-    /// The signed form, as received.
+    /// Returns the record's signed form, as received.
     pub fn signed(&self) -> &SignedRecord {
         &self.signed
     }
 
-    /// SHA-256 of the SubjectPublicKeyInfo of the node's key.
+    /// Returns the SHA-256 of the SubjectPublicKeyInfo of the node's key.
     pub fn node_key(&self) -> &Digest {
         &self.node_key
     }
 
-    /// Hash of the record's JWS.
+    /// Returns the hash of the record's JWS.
     pub fn hash(&self) -> Digest {
         self.hash
     }
 
-    /// The agent's key id.
+    /// Returns the id of the agent's key.
     pub fn agent_id(&self) -> KeyId {
         self.record.agent_key.key_id()
     }
@@ -224,7 +225,7 @@ impl std::ops::Deref for VerifiedRecord {
     }
 }
 
-/// Whether a statement allows these addresses.
+/// Checks that a statement allows these addresses.
 pub(crate) fn check_urls<'u>(
     urls: impl IntoIterator<Item = &'u NodeUrl>,
     permissions: &Permissions,
@@ -248,7 +249,7 @@ fn check_bindings(record: &Record, grant: &VerifiedGrant) -> Result<(), RecordEr
         }
         _ => {}
     }
-    // A DNS name is for those to check who resolve it.
+    // Only the hosts that resolve a DNS name can check its addresses.
     let outside = |url: &&NodeUrl| match url.host() {
         Host::Address(address) => !grant.cidrs.iter().any(|block| block.contains(address)),
         Host::Dns(_) => false,

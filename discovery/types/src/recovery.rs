@@ -1,8 +1,10 @@
-//! A cluster that was lost for good goes on as another one, by an operator's word.
+//! Recovery statements: a cluster that was lost for good goes on as another one, by an operator's
+//! signature.
 //!
-//! The statement names the old member and the new one that was made of its data. It is no request to
-//! anybody: the agent of that host runs the new member because of it, and never the old one again; and
-//! hosts that come later know by it that the cluster they find is the one that they were asked to.
+//! The statement names the old member, and the new one that was made of its data. It is no request
+//! to anybody. Because of it, the agent of that host runs the new member, and never the old one
+//! again. Hosts that join later learn from it that the cluster they find is the one that they were
+//! to join.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -13,98 +15,98 @@ use crate::key::{PublicKey, SigningKey};
 use crate::role::Action;
 use crate::statement::StatementChain;
 
-/// A member, as nodes know it.
+/// Identity of a member, as nodes know it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeIdentity {
-    /// Raft cluster id, hex.
+    /// Raft cluster id in hexadecimal.
     pub cluster_id: String,
-    /// Raft member id, hex.
+    /// Raft member id in hexadecimal.
     pub member_id: String,
-    /// Its incarnation.
+    /// Incarnation of the member.
     pub incarnation: Incarnation,
 }
 
-/// Payload of a recovery statement; a JWS by an operator's or owner's key.
+/// Payload of a recovery statement, which is a JWS by an operator's or owner's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recovery {
-    /// 1.
+    /// Version of the format, always 1.
     pub version: u32,
-    /// The cluster.
+    /// Cluster that was recovered.
     pub cluster: Uuid,
-    /// Hash of the newest statement of it that the host had.
+    /// Hash of the cluster's newest statement that the host had.
     pub statement: Digest,
-    /// The agent of the host whose data it is.
+    /// Key of the agent on the host whose data was kept.
     pub agent: PublicKey,
-    /// Who the data was.
+    /// Identity of the old member, whose data it was.
     pub was: NodeIdentity,
-    /// Who it is: the one member of the new cluster.
+    /// Identity of the new member: the one member of the new cluster.
     pub is: NodeIdentity,
-    /// The last entry of the old log, which was kept.
+    /// Index of the last entry of the old log that was kept.
     pub last_index: u64,
-    /// Its term.
+    /// Term of the last entry that was kept.
     pub last_term: u64,
-    /// When, in seconds since 1970 by that host's clock.
+    /// Time of the recovery, in seconds since 1970 by that host's clock.
     pub at: u64,
 }
 
-/// Most recoveries of one cluster, one after another.
+/// Largest number of recoveries of one cluster.
 pub const MAX_RECOVERIES: usize = 64;
 
-/// Why a recovery statement doesn't count.
+/// Reason why a recovery statement doesn't count.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecoveryError {
-    /// Not by an operator, or signature, kind or form.
+    /// The signature, kind or form is wrong, or the signer is no operator or owner.
     #[error("the recovery statement: {0}")]
     Jws(#[from] JwsError),
-    /// Of another cluster, or it names a statement that this cluster doesn't have.
+    /// The recovery is of another cluster, or names a statement that this cluster doesn't have.
     #[error("the recovery statement is of another cluster or statement")]
     Other,
-    /// It begins with another cluster than the one before it ended with.
+    /// The recovery begins with another Raft cluster than the one before it ended with.
     #[error(
         "the recovery statement is about cluster {found}, and what it follows ended with {expected:016x}"
     )]
     Broken {
-        /// What it says that the cluster was.
+        /// Raft cluster with which the recovery begins, in hexadecimal.
         found: String,
-        /// What was founded, or made by the recovery before.
+        /// Raft cluster that was founded, or made by the recovery before.
         expected: u64,
     },
-    /// More than [`MAX_RECOVERIES`].
+    /// There are more recoveries than [`MAX_RECOVERIES`].
     #[error("a cluster is recovered at most {MAX_RECOVERIES} times")]
     TooMany,
-    /// A version that this program doesn't know.
+    /// The statement has a version that this program doesn't know.
     #[error("the recovery statement has version {0}, this program knows 1")]
     Version(u32),
-    /// Nothing would be new.
+    /// The new member has the Raft cluster id or the incarnation of the old one.
     #[error("the recovery statement gives the new cluster an identity of the old one")]
     Same,
 }
 
 impl NodeIdentity {
-    /// The Raft cluster's id.
+    /// Returns the Raft cluster id; `None` if it isn't hexadecimal.
     pub fn raft_cluster(&self) -> Option<u64> {
         u64::from_str_radix(&self.cluster_id, 16).ok()
     }
 }
 
 impl Recovery {
-    /// Signs it.
+    /// Signs the recovery statement, as an operator or owner.
     pub fn sign(&self, operator: &SigningKey) -> Jws {
         Jws::sign(Typ::Recovery, operator, self)
     }
 
-    /// Verifies that an operator or owner signed it, by the statement that it names, which was the
-    /// newest then: whoever leaves the admins later was one when it was done.
+    /// Verifies that an operator or owner signed the recovery. The statement that it names decides,
+    /// since that was the newest at the time: a signer who has left the admins since still counts.
     ///
-    /// Nothing proves when it was signed. A program that hears of the recovery for the first time
-    /// should ask for [`Recovery::verify_now`].
+    /// Nothing proves when it was signed. A program that learns of the recovery for the first time
+    /// should call [`Recovery::verify_now`].
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, RecoveryError> {
         let claimed: Self = jws.claims_unverified(Typ::Recovery)?;
         let chain = chain.up_to(&claimed.statement).ok_or(RecoveryError::Other)?;
         let newest = chain.newest();
-        // Whoever may order that members go may say that they are gone.
+        // An admin who may order members to be removed may also declare them lost.
         let recovery: Self = jws.verify_any(Typ::Recovery, newest.keys_for(Action::PutOrder))?;
         if recovery.version != 1 {
             return Err(RecoveryError::Version(recovery.version));
@@ -119,26 +121,27 @@ impl Recovery {
         Ok(recovery)
     }
 
-    /// Verifies it as [`Recovery::verify`] does, and that its signer is an operator or owner by the
-    /// newest statement, too. So an operator who has left can't date a recovery back.
+    /// Verifies the recovery as [`Recovery::verify`] does, and that its signer is still an operator
+    /// or owner by the newest statement. So an operator who has left can't date a recovery back.
     pub fn verify_now(jws: &Jws, chain: &StatementChain) -> Result<Self, RecoveryError> {
         let recovery = Self::verify(jws, chain)?;
         let _: Self = jws.verify_any(Typ::Recovery, chain.newest().keys_for(Action::PutOrder))?;
         Ok(recovery)
     }
 
-    /// Whether both make the same member out of the same member, whoever signed them, and when.
+    /// Whether both make the same new member of the same old one, regardless of signer and time.
     pub fn is_same_step(&self, other: &Self) -> bool {
         (&self.was, &self.is, &self.agent) == (&other.was, &other.is, &other.agent)
     }
 }
 
-/// All recoveries of one cluster, one after another, verified.
+/// Verified chain of all recoveries of one cluster, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recoveries(Vec<(Jws, Recovery)>);
 
 impl Recoveries {
-    /// Verifies that they lead away from the Raft cluster that was `founded`.
+    /// Verifies that the recoveries lead from the Raft cluster `founded` to a later one, without a
+    /// gap.
     pub fn verify(
         all: &[Jws],
         chain: &StatementChain,
@@ -160,22 +163,22 @@ impl Recoveries {
         Ok(verified)
     }
 
-    /// The Raft cluster that they end with; none if there was no recovery.
+    /// Returns the Raft cluster that the chain ends with; `None` if there was no recovery.
     pub fn raft_cluster(&self) -> Option<u64> {
         self.newest()?.is.raft_cluster()
     }
 
-    /// The last one.
+    /// Returns the last recovery of the chain.
     pub fn newest(&self) -> Option<&Recovery> {
         self.0.last().map(|(_, recovery)| recovery)
     }
 
-    /// Each signed statement with what it says, in order.
+    /// Returns each signed statement with its payload, in order.
     pub fn all(&self) -> &[(Jws, Recovery)] {
         &self.0
     }
 
-    /// As they were signed.
+    /// Returns the statements as they were signed.
     pub fn jws(&self) -> Vec<Jws> {
         self.0.iter().map(|(jws, _)| jws.clone()).collect()
     }

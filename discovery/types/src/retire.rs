@@ -1,4 +1,5 @@
-//! The end of a committed cluster by an owner's signature, and its undoing by another one.
+//! The end of a committed cluster by an owner's signature (retirement), and its undoing by another
+//! signature.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -10,43 +11,45 @@ use crate::key::SigningKey;
 use crate::role::Action;
 use crate::statement::StatementChain;
 
-/// Longest reason.
+/// Longest reason of a retirement, in bytes.
 pub const MAX_REASON: usize = 500;
 
-/// Payload of a retirement.
+/// Payload of a retirement, which is a JWS by an owner's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Retire {
-    /// The cluster.
+    /// Cluster that is retired.
     pub cluster: Uuid,
-    /// Hash of its newest statement.
+    /// Hash of the cluster's newest statement.
     pub statement: Digest,
-    /// Why, for those who come later.
+    /// Reason for the retirement, for later readers.
     pub reason: String,
-    /// Retire it although members still report. Left out of the signed bytes where it is false.
+    /// Whether to retire the cluster although members still report. Left out of the signed bytes if
+    /// false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
 
-/// Payload that takes a retirement back.
+/// Payload that takes a retirement back, which is a JWS by an owner's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Unretire {
-    /// The cluster.
+    /// Cluster that was retired.
     pub cluster: Uuid,
-    /// Hash of its newest statement.
+    /// Hash of the cluster's newest statement.
     pub statement: Digest,
-    /// When it was retired, in milliseconds since 1970: a later retirement needs another signature.
+    /// Time of the retirement, in milliseconds since 1970: a later retirement needs another
+    /// signature.
     pub retired_at_ms: i64,
 }
 
-/// Why a retirement is refused.
+/// Reason why a retirement, or its undoing, is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RetireError {
-    /// Not by an owner, or signature, kind or form.
+    /// The signature, kind or form is wrong, or the signer is no owner.
     #[error("the retirement, or what takes it back: {0}")]
     Jws(#[from] JwsError),
-    /// Of another cluster or statement.
+    /// The cluster is another one, or the statement is not its newest.
     #[error("it is of another cluster, or was signed before the cluster's newest statement")]
     Other,
     /// The reason is too long or not printable.
@@ -55,12 +58,12 @@ pub enum RetireError {
 }
 
 impl Retire {
-    /// Signs it.
+    /// Signs the retirement, as an owner.
     pub fn sign(&self, owner: &SigningKey) -> Jws {
         Jws::sign(Typ::Retire, owner, self)
     }
 
-    /// Verifies that an owner of the newest statement signed it.
+    /// Verifies that an owner of the newest statement signed the retirement.
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, RetireError> {
         let newest = chain.newest();
         let retire: Self = jws.verify_any(Typ::Retire, newest.keys_for(Action::RetireCluster))?;
@@ -75,12 +78,12 @@ impl Retire {
 }
 
 impl Unretire {
-    /// Signs it.
+    /// Signs the undoing of a retirement, as an owner.
     pub fn sign(&self, owner: &SigningKey) -> Jws {
         Jws::sign(Typ::Unretire, owner, self)
     }
 
-    /// Verifies that an owner of the newest statement signed it.
+    /// Verifies that an owner of the newest statement signed the undoing of a retirement.
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, RetireError> {
         let newest = chain.newest();
         let unretire: Self =

@@ -1,4 +1,4 @@
-//! Who may do what: the one place that says so.
+//! Authorization: the one place that says which admins and agents may do what.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,21 +12,22 @@ use utoipa::ToSchema;
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Creates and retires clusters, names admins; may do everything else too.
+    /// May do everything; only an owner creates and retires clusters and names admins.
     Owner,
-    /// Mints boot tokens.
+    /// May mint boot tokens.
     Issuer,
-    /// Abandons what forms, mints join tickets, orders changes, fetches client certificates.
+    /// May abandon a cluster that forms, mint join tickets, order changes and fetch client
+    /// certificates.
     Operator,
-    /// Reads.
+    /// May read, and nothing else.
     Auditor,
 }
 
 impl Role {
-    /// Every role.
+    /// Every role, in the order of declaration.
     pub const ALL: [Role; 4] = [Role::Owner, Role::Issuer, Role::Operator, Role::Auditor];
 
-    /// Its name.
+    /// Returns the role's name in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Role::Owner => "owner",
@@ -57,29 +58,29 @@ impl FromStr for Role {
     }
 }
 
-/// Who asks, once it is known who it is.
+/// Authenticated client of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Principal {
-    /// An admin with these roles.
+    /// An admin, with the roles of its key.
     Admin {
-        /// All roles of its key.
+        /// All roles of the admin's key.
         roles: Vec<Role>,
     },
     /// An agent, which belongs to one cluster.
     Agent {
-        /// Its cluster.
+        /// Cluster of the agent.
         cluster: uuid::Uuid,
     },
 }
 
-/// Everything that needs an access token. A new route is a new line here and in [`allowed`].
+/// Action that needs an access token. A new route needs a new line here, and in the tables below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Make a draft of a cluster, with its CAs.
     CreateDraft,
     /// Put a cluster's first or next statement.
     PutStatement,
-    /// List clusters.
+    /// List the clusters of this service.
     ListClusters,
     /// Show a cluster: state, seats, timeline, what it waits for.
     ShowCluster,
@@ -87,9 +88,9 @@ pub enum Action {
     ReadStatements,
     /// Read a cluster's commit document.
     ReadDocument,
-    /// Give up a cluster that has not committed.
+    /// Abandon a cluster that has not committed.
     AbandonCluster,
-    /// End a committed cluster.
+    /// Retire a committed cluster, with an owner's signature.
     RetireCluster,
     /// Get a client certificate for a cluster's data.
     IssueCredentials,
@@ -97,7 +98,7 @@ pub enum Action {
     PutBootGrant,
     /// Store a grant for a join ticket.
     PutJoinGrant,
-    /// Read grants.
+    /// Read the grants of a cluster.
     ReadGrants,
     /// Revoke a boot token.
     RevokeBootGrant,
@@ -105,13 +106,13 @@ pub enum Action {
     RevokeJoinGrant,
     /// Order that a member goes or moves.
     PutOrder,
-    /// Take an intent back.
+    /// Withdraw an intent that was not begun.
     WithdrawIntent,
-    /// Read intents.
+    /// Read the intents of a cluster.
     ReadIntents,
-    /// Take a cluster's CAs away, their keys encrypted.
+    /// Export a cluster's CAs, with their keys encrypted.
     ExportCluster,
-    /// Read who the admins are.
+    /// Read the admin chain.
     ReadAdmins,
     /// Add or revoke an admin.
     ChangeAdmins,
@@ -125,16 +126,16 @@ pub enum Action {
     Report,
     /// Show the service a commit document that it may have lost.
     Adopt,
-    /// Say what became of an intent.
+    /// Report the outcome of an intent.
     ReportOutcome,
-    /// Get a member's certificates anew.
+    /// Get new certificates for a member.
     RenewLeaves,
     /// Show the service the recovery statements by which a lost cluster goes on as another one.
     ShowRecoveries,
 }
 
 impl Action {
-    /// Every action.
+    /// Every action, in the order of declaration.
     pub const ALL: [Action; 28] = [
         Action::CreateDraft,
         Action::PutStatement,
@@ -166,7 +167,7 @@ impl Action {
         Action::ShowRecoveries,
     ];
 
-    /// Roles beside [`Role::Owner`] that may do it; `None` where no admin may.
+    /// Returns the roles beside [`Role::Owner`] that may do the action; `None` if no admin may.
     fn roles(self) -> Option<&'static [Role]> {
         use Role::{Auditor, Issuer, Operator};
         match self {
@@ -201,7 +202,7 @@ impl Action {
         }
     }
 
-    /// Whether an agent may do it, in its own cluster.
+    /// Whether an agent may do the action, in its own cluster.
     fn agents(self) -> bool {
         match self {
             Action::TakePart
@@ -235,7 +236,7 @@ impl Action {
         }
     }
 
-    /// Names of the roles that may do it, for the sentence that refuses somebody else.
+    /// Names the roles that may do the action, for the message of a refusal.
     pub fn needs(self) -> String {
         match self.roles() {
             None => "an agent of this cluster".into(),
@@ -248,8 +249,8 @@ impl Action {
     }
 }
 
-/// Whether a key with these roles may do `action` as an admin. Also what a statement's admins are
-/// held against: who may sign a grant is who may put it.
+/// Whether a key with these roles may do `action` as an admin. Statements use the same table for
+/// their admins: whoever may store a grant may also sign it.
 pub fn roles_allow(roles: &[Role], action: Action) -> bool {
     match action.roles() {
         None => false,
@@ -259,7 +260,8 @@ pub fn roles_allow(roles: &[Role], action: Action) -> bool {
     }
 }
 
-/// Whether `principal` may do `action` on `cluster` (`None` for what concerns no one cluster).
+/// Whether `principal` may do `action` on `cluster`; `None` is for actions that concern no single
+/// cluster.
 pub fn allowed(principal: &Principal, action: Action, cluster: Option<uuid::Uuid>) -> bool {
     match principal {
         Principal::Admin { roles } => roles_allow(roles, action),

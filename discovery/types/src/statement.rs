@@ -1,9 +1,11 @@
-//! What a cluster is, signed by an owner, and the chain of such statements.
+//! Statements of what a cluster is, signed by an owner, and the chain of such statements.
 //!
-//! A chain is a list in order, each statement naming the hash of the one before it and signed by
-//! an owner whom that one names. Trust enters it at one point: for an admin at the owner keys of
-//! the context, which must have signed the first; for an agent at the hash in its bundle, which
-//! one of them must have.
+//! A chain is an ordered list. Each statement names the hash of the one before it, and is signed by
+//! an owner whom that one names. Trust enters a chain at one point:
+//!
+//! * For an admin, at the owner keys of the context: one of them must have signed the first
+//!   statement.
+//! * For an agent, at the hash in its bundle: one of the statements must have it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -18,12 +20,12 @@ use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::name::Name;
 use crate::role::{Action, roles_allow};
 
-/// Longest chain that is verified.
+/// Longest chain that is verified, in statements.
 pub const MAX_CHAIN: usize = 64;
-/// Longest deadline: 30 days.
+/// Longest deadline in seconds: 30 days.
 pub const MAX_DEADLINE_SECONDS: u64 = 30 * 86_400;
 
-/// What the statement allows beyond the careful defaults.
+/// Permissions of a statement beyond the careful defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Permissions {
@@ -41,61 +43,61 @@ pub struct Permissions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Statement {
-    /// 1.
+    /// Version of the format, always 1.
     pub version: u32,
-    /// The cluster's id in discovery (UUIDv7). The same in every statement of a chain.
+    /// Id of the cluster in discovery (UUIDv7). Every statement of a chain has the same one.
     pub cluster: Uuid,
-    /// Its name. The same in every statement of a chain.
+    /// Name of the cluster. Every statement of a chain has the same one.
     pub name: Name,
-    /// How many members it is formed of. The same in every statement of a chain.
+    /// Number of members that form the cluster. Every statement of a chain has the same one.
     pub size: u8,
-    /// Position in the chain, from 0.
+    /// Position in the chain, counted from 0.
     pub seq: u64,
-    /// Hash of the statement before; none for the first.
+    /// Hash of the statement before; `None` for the first.
     pub previous: Option<Digest>,
-    /// CA of the members' peer certificates, PEM. The same in every statement of a chain.
+    /// CA of the members' peer certificates, PEM. Every statement of a chain has the same one.
     pub peer_ca: String,
-    /// CA of client certificates, PEM. The same in every statement of a chain.
+    /// CA of client certificates, PEM. Every statement of a chain has the same one.
     pub client_ca: String,
-    /// Who may do what for this cluster.
+    /// Admins of this cluster, with their roles.
     pub admins: Vec<Admin>,
-    /// What is allowed beyond the defaults.
+    /// Permissions beyond the defaults.
     pub permissions: Permissions,
-    /// How long the cluster may take to form, counted by the service from its opening, in seconds.
+    /// Time that the cluster may take to form, in seconds, counted by the service from its opening.
     pub deadline_seconds: u64,
 }
 
-/// Why a statement or a chain is refused.
+/// Reason why a statement or a chain is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StatementError {
-    /// No statement at all, or more than [`MAX_CHAIN`].
+    /// The chain has no statement, or more than [`MAX_CHAIN`].
     #[error("a chain has 1 to {MAX_CHAIN} statements")]
     Length,
-    /// A signature, kind or form.
+    /// The signature, kind or form of a statement is wrong.
     #[error("statement {seq}: {source}")]
     Jws {
-        /// Position in the chain.
+        /// Position of the statement in the chain.
         seq: u64,
-        /// Why.
+        /// Reason why its JWS is refused.
         source: JwsError,
     },
-    /// A statement doesn't follow the one before it, or changes what is fixed.
+    /// The statement doesn't follow the one before it, or changes what is fixed.
     #[error("statement {seq} doesn't follow the one before it: {what}")]
     Broken {
-        /// Position in the chain.
+        /// Position of the statement in the chain.
         seq: u64,
-        /// What differs.
+        /// Name of the value that differs.
         what: &'static str,
     },
-    /// A statement that no cluster can have.
+    /// The statement has values that no cluster can have.
     #[error("statement {seq}: {what}")]
     Invalid {
-        /// Position in the chain.
+        /// Position of the statement in the chain.
         seq: u64,
-        /// What is wrong.
+        /// Description of the bad value.
         what: &'static str,
     },
-    /// The first statement is by none of the pinned owners.
+    /// The first statement is signed by none of the pinned owners.
     #[error(
         "the chain begins with key {0}, which is no owner key of your context: \
          either the service is not the one that you trust, or the context is out of date"
@@ -107,7 +109,7 @@ pub enum StatementError {
 }
 
 impl Statement {
-    /// Checks everything but signatures and the chain.
+    /// Checks the statement's values, but neither signatures nor the chain.
     pub fn check(&self) -> Result<(), StatementError> {
         let bad = |what| Err(StatementError::Invalid { seq: self.seq, what });
         if self.version != 1 {
@@ -146,24 +148,24 @@ impl Statement {
         Ok(())
     }
 
-    /// The admin with this key.
+    /// Returns the admin whose key has this id, if there is one.
     pub fn admin(&self, kid: &KeyId) -> Option<&Admin> {
         self.admins.iter().find(|admin| admin.key.key_id() == *kid)
     }
 
-    /// Keys that may sign what needs `action`.
+    /// Returns the keys that may sign a message for which `action` is needed.
     pub fn keys_for(&self, action: Action) -> impl Iterator<Item = &PublicKey> {
         let may = move |admin: &&Admin| roles_allow(&admin.roles, action);
         self.admins.iter().filter(may).map(|admin| &admin.key)
     }
 
-    /// Signs it.
+    /// Signs the statement, as an owner.
     pub fn sign(&self, owner: &SigningKey) -> Jws {
         Jws::sign(Typ::Statement, owner, self)
     }
 }
 
-/// DER of the one CA certificate in a PEM text.
+/// Returns the DER of the one CA certificate in a PEM text; `None` if there isn't exactly one.
 pub fn ca_der(pem: &str) -> Option<Vec<u8>> {
     use rustls::pki_types::{CertificateDer, pem::PemObject};
     let mut found = CertificateDer::pem_slice_iter(pem.as_bytes());
@@ -172,20 +174,20 @@ pub fn ca_der(pem: &str) -> Option<Vec<u8>> {
     (rest.is_empty() && parsed.is_ca()).then(|| certificate.to_vec())
 }
 
-/// A verified chain, with its statements in order.
+/// A verified statement chain, with its statements in order.
 #[derive(Clone, Debug)]
 pub struct StatementChain {
     links: Vec<(Jws, Digest, Statement)>,
 }
 
 impl StatementChain {
-    /// Verifies a chain that one of `owners` began: what an admin's tool does.
+    /// Verifies a chain that one of `owners` began, as an admin's tool does.
     pub fn verify_from_owners(chain: &[Jws], owners: &[PublicKey]) -> Result<Self, StatementError> {
         Self::verify_from(chain, |root| owners.iter().any(|owner| owner.key_id() == *root))
     }
 
-    /// Verifies a chain whose first signer is one that `may_begin`: what the service does. Who that
-    /// is, is looked up first: a chain by anybody else costs no signature.
+    /// Verifies a chain whose first signer satisfies `may_begin`, as the service does. The first
+    /// signer is checked before any signature, so that a foreign chain costs little.
     pub fn verify_from(
         chain: &[Jws],
         may_begin: impl FnOnce(&KeyId) -> bool,
@@ -197,8 +199,8 @@ impl StatementChain {
         Self::verify_links(chain)
     }
 
-    /// Verifies a chain that contains the statement with the hash `pinned`: what an agent does.
-    /// What stands before that statement is bound by its hash, what follows by signatures.
+    /// Verifies a chain that contains the statement with the hash `pinned`, as an agent does. The
+    /// statements before it are bound by its hash, the later ones by signatures.
     pub fn verify_from_pin(chain: &[Jws], pinned: &Digest) -> Result<Self, StatementError> {
         let verified = Self::verify_links(chain)?;
         match verified.position(pinned) {
@@ -207,8 +209,8 @@ impl StatementChain {
         }
     }
 
-    /// Verifies the links alone. **Only for the service**, on what it has stored or compares with
-    /// that; for anybody else the result is worth nothing.
+    /// Verifies the links alone, without a trusted start. **Only for the service**, on chains that
+    /// it has stored or compares with stored ones. For anybody else the result proves nothing.
     pub fn verify_links(chain: &[Jws]) -> Result<Self, StatementError> {
         let (Some(first), true) = (chain.first(), chain.len() <= MAX_CHAIN) else {
             return Err(StatementError::Length);
@@ -220,7 +222,7 @@ impl StatementChain {
         Ok(links)
     }
 
-    /// Verifies the next statement and appends it. The chain is unchanged where this fails.
+    /// Verifies the next statement and appends it. The chain is unchanged if this fails.
     pub fn append(&mut self, next: &Jws) -> Result<&Statement, StatementError> {
         if self.links.len() >= MAX_CHAIN {
             return Err(StatementError::Length);
@@ -247,33 +249,33 @@ impl StatementChain {
         Ok(self.newest())
     }
 
-    /// The newest statement: who may do what is judged by it.
+    /// Returns the newest statement, by which roles are judged.
     pub fn newest(&self) -> &Statement {
         &self.links[self.links.len() - 1].2
     }
 
-    /// Hash of the newest statement.
+    /// Returns the hash of the newest statement.
     pub fn newest_hash(&self) -> Digest {
         self.links[self.links.len() - 1].1
     }
 
-    /// Where in the chain the statement with this hash stands.
+    /// Returns the position of the statement with this hash in the chain.
     pub fn position(&self, hash: &Digest) -> Option<usize> {
         self.links.iter().position(|(_, own, _)| own == hash)
     }
 
-    /// The chain up to and including the statement with this hash.
+    /// Returns the chain up to and including the statement with this hash.
     pub fn up_to(&self, hash: &Digest) -> Option<Self> {
         let end = self.position(hash)?;
         Some(Self { links: self.links[..=end].to_vec() })
     }
 
-    /// The signed statements, in order.
+    /// Returns the signed statements, in order.
     pub fn jws(&self) -> Vec<Jws> {
         self.links.iter().map(|(jws, ..)| jws.clone()).collect()
     }
 
-    /// Key that signed the first statement.
+    /// Returns the id of the key that signed the first statement.
     pub fn root(&self) -> &KeyId {
         self.links[0].0.kid()
     }
@@ -282,7 +284,7 @@ impl StatementChain {
 fn first_link(first: &Jws) -> Result<(Jws, Digest, Statement), StatementError> {
     let jws = |source| StatementError::Jws { seq: 0, source };
     let claimed: Statement = first.claims_unverified(Typ::Statement).map_err(jws)?;
-    // The first statement vouches for its own signer; who that is, the caller compares.
+    // The first statement names its own signer as an admin; the caller must check who that is.
     let statement: Statement =
         first.verify_any(Typ::Statement, claimed.keys_for(Action::PutStatement)).map_err(jws)?;
     if statement.seq != 0 || statement.previous.is_some() {

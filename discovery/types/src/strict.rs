@@ -1,8 +1,8 @@
-//! JSON in which an object is written as an object.
+//! JSON in which a struct must be written as an object.
 //!
-//! serde's derived readers take a struct's members from an array as well, in their order, without
-//! their names: `["EdDSA", …]` would pass for a JWS header. Whatever comes from outside is read
-//! through [`Strict`], in which a struct is a JSON object at every depth.
+//! serde's derived readers also accept a struct as an array of its members, in their order and
+//! without their names: `["EdDSA", …]` would pass for a JWS header. All JSON from outside is
+//! therefore read through [`Strict`], in which a struct is a JSON object at every depth.
 
 use std::fmt;
 
@@ -11,12 +11,12 @@ use serde::de::{
     SeqAccess, VariantAccess, Visitor,
 };
 
-/// Reads a `T` of one JSON text; what comes after it is refused.
+/// Reads a `T` from a JSON text; anything after it is refused.
 pub fn from_slice<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
     serde_json::from_slice::<Strict<T>>(json).map(|strict| strict.0)
 }
 
-/// A value whose structs, and those within, were objects.
+/// A value that was read from JSON in which it, and every struct within, was an object.
 #[derive(Debug)]
 pub struct Strict<T>(pub T);
 
@@ -26,10 +26,10 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Strict<T> {
     }
 }
 
-/// Wraps a reader, and hands itself down into everything that is read by it.
+/// Wrapper of a deserializer that also wraps everything that is read through it.
 struct Objects<R>(R);
 
-/// The methods that change nothing but hand [`Objects`] to the visitor.
+/// Deserializer methods that only wrap the visitor in [`Objects`].
 macro_rules! passed_on {
     ($($method:ident($($name:ident: $type:ty),*);)*) => {$(
         fn $method<V: Visitor<'de>>(
@@ -92,7 +92,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
     }
 }
 
-/// The scalars go straight to the visitor.
+/// Visitor methods that pass a scalar on unchanged.
 macro_rules! handed_over {
     ($($method:ident($type:ty);)*) => {$(
         fn $method<E: Error>(self, value: $type) -> Result<V::Value, E> {
@@ -225,8 +225,8 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Objects<A> {
         self.0.tuple_variant(length, Objects(visitor))
     }
 
-    /// A struct variant's members may come as an array, too: only where it is read as a map they
-    /// can't.
+    /// serde accepts the members of a struct variant as an array, too. Reading the variant's
+    /// content as a map excludes that.
     fn struct_variant<V: Visitor<'de>>(
         self,
         _: &'static [&'static str],
@@ -236,7 +236,7 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Objects<A> {
     }
 }
 
-/// Reads one object with a visitor.
+/// Seed that reads one JSON object with a visitor.
 struct Members<V>(V);
 
 impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for Members<V> {
@@ -307,7 +307,7 @@ mod tests {
             let object = format!(r#"{{"number":{number}}}"#);
             let array = json.replace(&object, &format!("[{number}]"));
             assert_ne!(array, json);
-            // serde_json on its own takes each of these.
+            // serde_json on its own accepts each of these.
             assert_eq!(serde_json::from_str::<Outer>(&array).unwrap(), outer(), "{array}");
             assert!(from_slice::<Outer>(array.as_bytes()).is_err(), "{array}");
         }

@@ -1,16 +1,16 @@
-//! Values that are one string on the wire, and text that others wrote.
+//! Types that are one string on the wire, and the display of text that others wrote.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// Text from elsewhere as one line that neither ends where it likes nor steers what shows it: not a
-/// terminal, not a log, not the direction of writing. Whatever a service, a peer or a node says
-/// goes through here on its way to people.
+/// Makes foreign text safe to show: it becomes one line that can't control a terminal, a log or the
+/// direction of writing. All text from a service, a peer or a node goes through here before people
+/// see it.
 pub fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(is_steering) {
         return Cow::Borrowed(text);
     }
-    // One space for the two characters of a network's line end.
+    // The two characters of a CRLF become one space.
     let shown = text.replace("\r\n", "\n");
     let shown = shown.chars().map(|c| match c {
         '\n' | '\r' | '\t' | '\u{2028}' | '\u{2029}' => ' ',
@@ -20,7 +20,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown.collect())
 }
 
-/// One field of a log line: `name=value`, or the message alone.
+/// Writes one field of a log line: `name=value`, or the message alone.
 pub fn log_field(to: &mut dyn fmt::Write, name: &str, value: &dyn fmt::Debug) -> fmt::Result {
     let value = format!("{value:?}");
     match name {
@@ -29,13 +29,14 @@ pub fn log_field(to: &mut dyn fmt::Write, name: &str, value: &dyn fmt::Debug) ->
     }
 }
 
-/// Control characters, line and paragraph separators, and what turns the direction of writing.
+/// Whether `c` is a control character, a line or paragraph separator, or changes the direction of
+/// writing.
 fn is_steering(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Serialises by `Display`, reads by `FromStr`, and describes itself as a string.
+/// Implements serde for a type by its `Display` and `FromStr`, and its API schema as a string.
 macro_rules! wire_text {
     ($name:ident, $pattern:expr) => {
         impl serde::Serialize for $name {

@@ -1,8 +1,8 @@
 //! Keys in TLS: the pin of a server, and the self-signed certificate that carries a client's key.
 //!
 //! A client certificate here is only an envelope for a public key. Its names, dates and issuer are
-//! never looked at, so nothing about it has to be kept: it is made anew at each start, and what is
-//! bound to is the key inside it.
+//! never checked, so it needn't be kept: it is made again at each start. Tokens and records are
+//! bound to the key inside it.
 
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -15,28 +15,28 @@ use crate::key::{KeyError, PublicKey, SigningKey};
 #[error("not an X.509 certificate")]
 pub struct NotACertificate;
 
-/// Why a client's certificate names no client.
+/// Reason why a client's certificate names no client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientCertificateError {
-    /// Not a certificate at all.
+    /// The bytes are no certificate.
     #[error(transparent)]
     NotACertificate(#[from] NotACertificate),
-    /// Agents' and admins' keys are Ed25519.
+    /// The key is not an Ed25519 key, as agents and admins have.
     #[error(transparent)]
     Key(#[from] KeyError),
 }
 
-/// A certificate with its key, as rustls wants them.
+/// A certificate with its key, as rustls takes them.
 #[derive(Debug)]
 pub struct TlsIdentity {
-    /// The chain: here, one self-signed certificate.
+    /// Certificate chain: here, one self-signed certificate.
     pub chain: Vec<CertificateDer<'static>>,
-    /// Its private key.
+    /// Private key of the certificate.
     pub key: PrivateKeyDer<'static>,
 }
 
 impl SigningKey {
-    /// A self-signed certificate over this key, for the client's side of TLS and for probes.
+    /// Makes a self-signed certificate over this key, for the client's side of TLS and for probes.
     pub fn tls_identity(&self) -> TlsIdentity {
         let der = PrivatePkcs8KeyDer::from(self.pkcs8_der().to_vec());
         let pair = rcgen::KeyPair::from_pkcs8_der_and_sign_algo(&der, &rcgen::PKCS_ED25519)
@@ -51,14 +51,15 @@ impl SigningKey {
     }
 }
 
-/// SHA-256 of a certificate's SubjectPublicKeyInfo: what a pin is, and how a node key is named.
+/// Computes the SHA-256 of a certificate's SubjectPublicKeyInfo, which serves as pin and as node
+/// key.
 pub fn spki_hash(certificate: &[u8]) -> Result<Digest, NotACertificate> {
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| NotACertificate)?;
     Ok(Digest::of(parsed.tbs_certificate.subject_pki.raw))
 }
 
-/// The key of an agent's or admin's client certificate. Looks at nothing else in it: whether the
-/// other side *has* the key was shown by the handshake's signature.
+/// Returns the key of an agent's or admin's client certificate. Nothing else in it is checked. The
+/// signature in the handshake has proved that the client *has* the key.
 pub fn client_key(certificate: &[u8]) -> Result<PublicKey, ClientCertificateError> {
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| NotACertificate)?;
     Ok(PublicKey::from_spki_der(parsed.tbs_certificate.subject_pki.raw)?)

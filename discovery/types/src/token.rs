@@ -1,8 +1,8 @@
 //! Tokens: `mst_<boot|join>_<id>_<seed>_<crc>`, lower-case base32.
 //!
 //! The seed is an Ed25519 private key. It goes from the issuer's machine to the host and nowhere
-//! else; the service knows the public half. The prefix lets secret scanners find one, and the CRC
-//! refuses a bad paste without asking anybody.
+//! else; the service knows only the public half. Secret scanners can find a token by its prefix.
+//! The CRC detects a bad paste without a request to the service.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,12 +14,13 @@ use zeroize::Zeroizing;
 use crate::grant::{GrantId, TokenKind};
 use crate::key::{PublicKey, SigningKey};
 
-/// How every token begins.
+/// Prefix of every token.
 pub const TOKEN_PREFIX: &str = "mst_";
 /// Length of every token in characters.
 pub const TOKEN_LENGTH: usize = 4 + 4 + 1 + 16 + 1 + 52 + 1 + 7;
 
-/// Whether a text holds a token or a private key, whole or in part: no message may repeat it.
+/// Whether a text holds a token or a private key, whole or in part, so that no message may repeat
+/// it.
 pub fn holds_secret(text: &str) -> bool {
     let digit = |c: char| c.is_ascii_lowercase() || ('2'..='7').contains(&c);
     let begins_one = |kind: TokenKind| {
@@ -29,24 +30,25 @@ pub fn holds_secret(text: &str) -> bool {
     text.contains("PRIVATE KEY-----") || begins_one(TokenKind::Boot) || begins_one(TokenKind::Join)
 }
 
-/// Why a text is no token. None of these shows any of the text: it may be most of a secret.
+/// Reason why a text is no token. None of them shows any of the text, which may be most of a
+/// secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// Doesn't begin with `mst_`.
+    /// The text doesn't begin with `mst_`.
     #[error("a token begins with mst_")]
     Prefix,
-    /// Begins as a token, but is longer or shorter.
+    /// The text begins as a token, but is longer or shorter; holds its length in characters.
     #[error("a token has {TOKEN_LENGTH} characters, this has {0}: was all of it copied?")]
     Length(usize),
-    /// The parts aren't what they should be.
+    /// The parts of the token don't have the right form.
     #[error("the token is mangled: it reads mst_boot_… or mst_join_…, in a-z and 2-7")]
     Form,
-    /// The checksum differs.
+    /// The checksum at the end differs.
     #[error("the token's checksum is wrong: a character was changed on the way, copy it again")]
     Checksum,
 }
 
-/// A token: the right to one grant's seats. Shows its secret only by [`Token::expose`].
+/// A token: the right to the seats of one grant. Only [`Token::expose`] shows its secret.
 pub struct Token {
     kind: TokenKind,
     id: GrantId,
@@ -54,32 +56,32 @@ pub struct Token {
 }
 
 impl Token {
-    /// A new random token.
+    /// Generates a new random token.
     pub fn generate(kind: TokenKind) -> Self {
         Self { kind, id: GrantId::random(), key: SigningKey::generate() }
     }
 
-    /// What it is for.
+    /// Returns what the token is for.
     pub fn kind(&self) -> TokenKind {
         self.kind
     }
 
-    /// The grant's id.
+    /// Returns the id of the token's grant.
     pub fn id(&self) -> GrantId {
         self.id
     }
 
-    /// The key that it is.
+    /// Returns the private key that the token holds.
     pub fn key(&self) -> &SigningKey {
         &self.key
     }
 
-    /// Its public half, as the grant names it.
+    /// Returns the public half of the key, as the grant names it.
     pub fn public(&self) -> &PublicKey {
         self.key.public()
     }
 
-    /// The whole text. For the file or terminal of whoever made it, and nothing else.
+    /// Returns the whole text: only for the file or terminal of the person who made the token.
     pub fn expose(&self) -> SecretString {
         let seed = Zeroizing::new(base32(self.key.seed().expose_secret()));
         let body = Zeroizing::new(format!("{TOKEN_PREFIX}{}_{}_{}", self.kind, self.id, *seed));

@@ -1,8 +1,9 @@
-//! URLs, read strictly: `https://host[:port]` and nothing else, in one normal form.
+//! URLs of services and nodes, read strictly: `https://host[:port]` and nothing else, in one normal
+//! form.
 //!
-//! A general URL parser accepts far more than a peer address needs (user names, paths, octal
-//! addresses, percent signs), and two spellings of one address would count as two. So the text is
-//! read by hand: scheme, host, port.
+//! A general URL parser accepts far more than a peer address needs: user names, paths, octal
+//! addresses, percent signs. Two spellings of one address would then count as two. So this module
+//! parses scheme, host and port itself.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,36 +11,36 @@ use std::str::FromStr;
 
 use crate::text::wire_text;
 
-/// Longest URL that is read.
+/// Longest URL that is read, in bytes.
 pub const MAX_URL: usize = 280;
 /// Lowest port of a seat's URL, unless the statement allows lower ones.
 pub const LOWEST_OPEN_PORT: u16 = 1024;
 
-/// Why a text is no URL of ours. Each says what to write instead.
+/// Reason why a text is no URL of a service or node. Each message says what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    /// Longer than [`MAX_URL`].
+    /// The text is longer than [`MAX_URL`].
     #[error("a URL has at most {MAX_URL} characters")]
     TooLong,
-    /// Another scheme than https.
+    /// The scheme is not https.
     #[error("the URL must begin with https://")]
     NotHttps,
-    /// `user@host`.
+    /// The URL has a user name (`user@host`).
     #[error("the URL must not contain a user name")]
     UserInfo,
-    /// Something follows the port.
+    /// The URL goes on after the port.
     #[error("the URL must end after the port: no path, query or fragment")]
     Path,
-    /// A node's URL needs its port spelled out.
+    /// The URL names no port, which a node's URL must.
     #[error("the URL must name a port, as in https://10.0.0.5:2380")]
     NoPort,
-    /// Not 1 to 65535, or with a leading zero.
+    /// The port is not from 1 to 65535, or has a leading zero.
     #[error("the port must be a number from 1 to 65535")]
     BadPort,
-    /// Neither an address nor a DNS name.
+    /// The host is neither an address nor a DNS name.
     #[error("`{0}` is neither an IPv4 address, an IPv6 address in brackets, nor a DNS name")]
     BadHost(String),
-    /// 0.0.0.0, ::, multicast or broadcast: nobody can connect to it.
+    /// The address is 0.0.0.0, ::, multicast or broadcast: nobody can connect to it.
     #[error("{0} is not an address that others can connect to")]
     NotConnectable(IpAddr),
 }
@@ -47,14 +48,14 @@ pub enum UrlError {
 /// Host of a URL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Host {
-    /// An address; a mapped IPv4 address stands here as IPv4.
+    /// An IP address; a mapped IPv4 address is stored as IPv4.
     Address(IpAddr),
     /// A DNS name, lower-case, without a final dot.
     Dns(String),
 }
 
 impl Host {
-    /// The address, where it is one.
+    /// Returns the address, if the host is one.
     pub fn address(&self) -> Option<IpAddr> {
         match self {
             Host::Address(address) => Some(*address),
@@ -62,7 +63,7 @@ impl Host {
         }
     }
 
-    /// True for loopback addresses and for names below `localhost`.
+    /// Whether this is a loopback address, `localhost` or a name below `localhost`.
     pub fn is_loopback(&self) -> bool {
         match self {
             Host::Address(address) => address.is_loopback(),
@@ -81,39 +82,39 @@ impl fmt::Display for Host {
     }
 }
 
-/// A URL of ours in normal form: equal URLs are equal values.
+/// URL of a node in normal form: equal URLs are equal values.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeUrl {
     host: Host,
     port: u16,
 }
 
-/// Where the discovery service listens: as [`NodeUrl`], with 443 where no port is written.
+/// URL of a discovery service: as [`NodeUrl`], with port 443 if none is written.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceUrl(NodeUrl);
 
 impl NodeUrl {
-    /// A URL from its parts.
+    /// Makes a URL from address and port.
     pub fn new(address: IpAddr, port: u16) -> Result<Self, UrlError> {
         Ok(Self { host: connectable(address)?, port })
     }
 
-    /// Host part.
+    /// Returns the host of the URL.
     pub fn host(&self) -> &Host {
         &self.host
     }
 
-    /// Port.
+    /// Returns the port of the URL.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// True if only this very machine can reach it.
+    /// Whether only this very machine can reach the URL.
     pub fn is_loopback(&self) -> bool {
         self.host.is_loopback()
     }
 
-    /// `host:port`, as a connector wants it.
+    /// Returns `host:port`, as connect functions take it.
     pub fn authority(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }
@@ -177,7 +178,7 @@ fn read(text: &str) -> Result<(Host, Option<u16>), UrlError> {
         return Err(UrlError::TooLong);
     }
     let rest = text.strip_prefix("https://").ok_or(UrlError::NotHttps)?;
-    // One final slash is what people paste from a browser; it says nothing.
+    // Browsers add one final slash to a pasted URL; it has no meaning.
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     if rest.contains(['/', '?', '#', '\\']) {
         return Err(UrlError::Path);
@@ -225,8 +226,8 @@ fn read_host(text: &str) -> Result<Host, UrlError> {
             && !label.ends_with('-')
             && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
     };
-    // A last label that begins with a digit is no top-level domain but somebody's way of writing
-    // an address (`127.1`, `0x7f.0.0.1`): resolvers disagree about those.
+    // A last label that begins with a digit is no top-level domain, but an unusual way to write an
+    // address (`127.1`, `0x7f.0.0.1`). Resolvers disagree about those.
     let last = name.rsplit('.').next().unwrap_or_default();
     let named = last.starts_with(|c: char| c.is_ascii_lowercase());
     if name.len() > 253 || !named || !name.split('.').all(label) {

@@ -28,21 +28,21 @@ pub const SILENT_AFTER: Duration = Duration::from_secs(300);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ClusterState {
-    /// Has CAs, waits for its statement.
+    /// The cluster has CAs, and waits for its statement.
     Draft,
-    /// Takes agents.
+    /// Agents take seats in the cluster.
     Open,
-    /// Has a frozen list, collects acks.
+    /// The list of members is frozen, and acks come in.
     Preparing,
-    /// Its list is decided for ever.
+    /// The list of members is decided, for ever.
     Committed,
-    /// A majority reported the running cluster.
+    /// A majority of the members reported the running cluster.
     Formed,
-    /// Given up by an admin.
+    /// An admin gave the cluster up.
     Abandoned,
-    /// Its deadline passed.
+    /// The deadline passed before the commit.
     Expired,
-    /// Ended by an owner.
+    /// An owner ended the cluster after its commit.
     Retired,
 }
 

@@ -127,21 +127,21 @@ pub struct ProbesRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NackReason {
-    /// S1: a record isn't valid, or its own isn't the one that it signed.
+    /// S1: a record isn't valid, or the agent's own isn't the one that it signed.
     Record,
-    /// S2: it shares a name, address, key or machine with another seat.
+    /// S2: two seats share a name, address, key or machine.
     Duplicate,
-    /// S4: its clock differs by more than 30 s from the service's.
+    /// S4: the agent's clock differs by more than 30 s from the service's.
     ClockSkew,
-    /// S5: it has signed or released this epoch or a later one.
+    /// S5: the agent has signed or released this epoch or a later one.
     Epoch,
     /// S6: releases from an earlier signed list are missing.
     Unreleased,
-    /// S7: its node's directory is not blank.
+    /// S7: the directory of the agent's node is not blank.
     Directory,
-    /// S7: it holds a commit document.
+    /// S7: the agent holds a commit document.
     DocumentHeld,
-    /// It is stopping.
+    /// The agent is about to stop.
     Stopping,
 }
 

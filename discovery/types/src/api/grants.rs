@@ -11,13 +11,13 @@ use crate::key::KeyId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GrantState {
-    /// It can be redeemed.
+    /// The token can be redeemed.
     Valid,
-    /// Its time is over.
+    /// The token has expired.
     Expired,
-    /// Somebody revoked it.
+    /// An admin revoked the token.
     Revoked,
-    /// Its cluster takes no more members by it.
+    /// The cluster takes no more members by this token.
     Closed,
 }
 

@@ -21,9 +21,9 @@ pub const MAX_MEMBERS: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum IntentState {
-    /// Waits for an agent of the cluster.
+    /// The intent waits for an agent of the cluster.
     Open,
-    /// The newcomer is a learner, and catches up.
+    /// The newcomer is a learner and catches up.
     Added,
     /// The newcomer is a voter, and whom it replaces is gone.
     Promoted,
@@ -31,13 +31,13 @@ pub enum IntentState {
     Removed,
     /// The member has its other peer URLs.
     Updated,
-    /// An agent of the cluster, or the cluster, won't.
+    /// An agent of the cluster, or the cluster itself, refused the change.
     Refused,
-    /// The newcomer didn't catch up, and was taken out again.
+    /// The newcomer didn't catch up and was removed again.
     Stalled,
-    /// Nobody began it in time.
+    /// No agent began the change in time.
     Expired,
-    /// Somebody took it back before it was begun.
+    /// An admin took the intent back before it was begun.
     Withdrawn,
 }
 

@@ -1,4 +1,4 @@
-//! Key files: readable by their owner only.
+//! Files with a private key, readable by their owner only.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -10,33 +10,33 @@ use zeroize::Zeroizing;
 
 use super::{KeyError, SigningKey};
 
-/// Largest key file that is read.
+/// Largest key file that is read, in bytes.
 const MAX_KEY_FILE: u64 = 16 * 1024;
 
-/// Why a key file could not be read.
+/// Reason why a key file could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
-    /// The system refused.
+    /// The file can't be opened or read.
     #[error("reading {path}")]
     Io {
-        /// Which file.
+        /// Path of the key file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// Others may read or change the file, as nobody's private key may be.
+    /// Other users may read or change the file, which no private key allows.
     #[error(
         "{path} is open to others (mode {mode:03o}): chmod 600 it, and think about who may have \
          read it"
     )]
     Open {
-        /// Which file.
+        /// Path of the key file.
         path: PathBuf,
-        /// Its mode.
+        /// Permission bits of the file's mode.
         mode: u32,
     },
-    /// The file holds no PEM `PRIVATE KEY`, or of another kind.
+    /// The file holds no PEM `PRIVATE KEY`, or one of another kind of key.
     #[error(
         "{0} is not a PEM file with an unencrypted Ed25519 private key; \
          `muster-discovery key new --out FILE` makes one"
@@ -45,7 +45,7 @@ pub enum KeyFileError {
 }
 
 impl SigningKey {
-    /// The key as PEM (`PRIVATE KEY`, PKCS#8).
+    /// Returns the key as PEM (`PRIVATE KEY`, PKCS#8).
     pub fn to_pem(&self) -> Zeroizing<String> {
         let body = Zeroizing::new(data_encoding::BASE64.encode(&self.pkcs8_der()));
         // 48 bytes are 64 characters: exactly one line of PEM.
@@ -55,14 +55,14 @@ impl SigningKey {
         ))
     }
 
-    /// Reads PEM.
+    /// Reads a private key from PEM text.
     pub fn from_pem(pem: &str) -> Result<Self, KeyError> {
         let der =
             PrivatePkcs8KeyDer::from_pem_slice(pem.as_bytes()).map_err(|_| KeyError::NotEd25519)?;
         Self::from_pkcs8_der(der.secret_pkcs8_der())
     }
 
-    /// Reads a key file. One that others may read is refused, as ssh does.
+    /// Reads a key file. A file that other users may read is refused, as ssh does.
     pub fn load(path: &Path) -> Result<Self, KeyFileError> {
         let io = |source| KeyFileError::Io { path: path.into(), source };
         let file = muster_files::open_named(path).map_err(io)?;
@@ -78,8 +78,8 @@ impl SigningKey {
         Self::from_pem(&text).map_err(|_| KeyFileError::NotAKey(path.into()))
     }
 
-    /// Writes the key to a new file (0600), durable when this returns. An existing file is an
-    /// error: a private key that is overwritten is gone.
+    /// Writes the key to a new file (0600), which is durable when this returns. An existing file is
+    /// an error: a private key that is overwritten is lost.
     pub fn save(&self, path: &Path) -> Result<(), muster_files::Error> {
         muster_files::create(path, self.to_pem().as_bytes(), 0o600)
     }

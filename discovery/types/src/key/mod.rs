@@ -14,7 +14,7 @@ pub use file::KeyFileError;
 use crate::digest::{Digest, random};
 use crate::text::wire_text;
 
-/// What stands before the base64 of a public key, so that nobody takes it for something else.
+/// Prefix of a public key's text: it shows what the base64 after it is.
 const PUBLIC_PREFIX: &str = "ed25519:";
 /// DER before the 32 bytes of an Ed25519 SubjectPublicKeyInfo (RFC 8410, section 4).
 const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 3, 0x21, 0];
@@ -25,22 +25,22 @@ const PKCS8_PREFIX: [u8; 16] =
 /// A text or a DER value that is no Ed25519 key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// Not `ed25519:` and 43 characters.
+    /// The text is not `ed25519:` and 43 characters.
     #[error("a public key reads `ed25519:` and 43 characters of base64url")]
     PublicText,
-    /// Another key type than Ed25519, or not a SubjectPublicKeyInfo.
+    /// The key is of another type than Ed25519, or the DER is no SubjectPublicKeyInfo.
     #[error("the key is not an Ed25519 key")]
     NotEd25519,
-    /// A point that is written otherwise than RFC 8032 says, or one of the eight for which
+    /// The point is not written as RFC 8032 says, or is one of the eight of small order: for those,
     /// signatures can be made without a private key.
     #[error("the key is not a proper Ed25519 key: make a new one")]
     Weak,
-    /// Not 43 characters of base64url.
+    /// The text is not 43 characters of base64url.
     #[error("a key id has 43 characters of base64url")]
     KeyId,
 }
 
-/// A signature that does not verify. Says nothing more: whoever made it learns nothing.
+/// A signature that does not verify. It holds no reason, so that its maker learns nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the signature is not valid")]
 pub struct BadSignature;
@@ -49,40 +49,40 @@ pub struct BadSignature;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PublicKey([u8; 32]);
 
-/// Name of a key: the RFC 7638 thumbprint (base64url of SHA-256) of its RFC 8037 JWK.
+/// Id of a key: the RFC 7638 thumbprint (base64url of SHA-256) of its RFC 8037 JWK.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyId([u8; 32]);
 
 impl PublicKey {
-    /// From the 32 bytes of RFC 8032, of a key that was read before. What comes from outside goes
-    /// through [`PublicKey::try_from`].
+    /// Makes a key from the 32 bytes of RFC 8032, without a check: only for a key that was checked
+    /// before. Bytes from outside go through [`PublicKey::try_from`].
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The 32 bytes of RFC 8032.
+    /// Returns the 32 bytes of RFC 8032.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// From a DER SubjectPublicKeyInfo.
+    /// Reads a key from a DER SubjectPublicKeyInfo.
     pub fn from_spki_der(der: &[u8]) -> Result<Self, KeyError> {
         let raw = der.strip_prefix(&SPKI_PREFIX).ok_or(KeyError::NotEd25519)?;
         let raw: [u8; 32] = raw.try_into().map_err(|_| KeyError::NotEd25519)?;
         raw.try_into()
     }
 
-    /// The DER SubjectPublicKeyInfo.
+    /// Returns the DER SubjectPublicKeyInfo.
     pub fn spki_der(&self) -> Vec<u8> {
         [&SPKI_PREFIX[..], &self.0].concat()
     }
 
-    /// `x` of the RFC 8037 JWK.
+    /// Returns `x` of the RFC 8037 JWK.
     pub fn jwk_x(&self) -> String {
         BASE64URL_NOPAD.encode(&self.0)
     }
 
-    /// The key's name.
+    /// Returns the key's id, its JWK thumbprint.
     pub fn key_id(&self) -> KeyId {
         // RFC 7638: required members only, in lexicographic order, without white space.
         let jwk = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{}"}}"#, self.jwk_x());
@@ -149,8 +149,8 @@ const PRIME: [u8; 32] = {
 impl TryFrom<[u8; 32]> for PublicKey {
     type Error = KeyError;
 
-    /// Takes only the one way to write a point (RFC 8032, section 5.1.3), as two texts of one key
-    /// would be two names, and no point of small order.
+    /// Accepts only the canonical form of a point (RFC 8032, section 5.1.3): with two texts, one
+    /// key would have two names. Points of small order are refused.
     fn try_from(bytes: [u8; 32]) -> Result<Self, KeyError> {
         let mut y = bytes;
         y[31] &= 0x7f;
@@ -203,7 +203,7 @@ pub struct SigningKey {
 }
 
 impl SigningKey {
-    /// A new random key.
+    /// Generates a new random key.
     pub fn generate() -> Self {
         let mut seed = random();
         let key = Self::from_seed(&seed);
@@ -211,7 +211,7 @@ impl SigningKey {
         key
     }
 
-    /// The key of a 32-byte seed (RFC 8032's private key).
+    /// Makes the key of a 32-byte seed (RFC 8032's private key).
     pub fn from_seed(seed: &[u8; 32]) -> Self {
         let pair = Ed25519KeyPair::from_seed_unchecked(seed).expect("a seed has 32 bytes");
         let mut public = [0; 32];
@@ -219,33 +219,33 @@ impl SigningKey {
         Self { pair, seed: SecretBox::new(Box::new(*seed)), public: PublicKey(public) }
     }
 
-    /// From DER PKCS#8, version 1, as `openssl genpkey -algorithm ed25519` writes it.
+    /// Reads DER PKCS#8, version 1, as `openssl genpkey -algorithm ed25519` writes it.
     pub fn from_pkcs8_der(der: &[u8]) -> Result<Self, KeyError> {
         let seed = der.strip_prefix(&PKCS8_PREFIX).ok_or(KeyError::NotEd25519)?;
         Ok(Self::from_seed(seed.try_into().map_err(|_| KeyError::NotEd25519)?))
     }
 
-    /// DER PKCS#8, version 1.
+    /// Returns DER PKCS#8, version 1.
     pub fn pkcs8_der(&self) -> zeroize::Zeroizing<Vec<u8>> {
         zeroize::Zeroizing::new([&PKCS8_PREFIX[..], self.seed.expose_secret()].concat())
     }
 
-    /// The seed; for a token, which is this and nothing else.
+    /// Returns the seed. Only a token needs it: its text is made of the seed.
     pub fn seed(&self) -> &SecretBox<[u8; 32]> {
         &self.seed
     }
 
-    /// Public half.
+    /// Returns the public half.
     pub fn public(&self) -> &PublicKey {
         &self.public
     }
 
-    /// The key's name.
+    /// Returns the id of the public key.
     pub fn key_id(&self) -> KeyId {
         self.public.key_id()
     }
 
-    /// Signs `message`.
+    /// Signs `message` with Ed25519.
     pub fn sign(&self, message: &[u8]) -> [u8; 64] {
         let mut signature = [0; 64];
         signature.copy_from_slice(self.pair.sign(message).as_ref());
@@ -265,7 +265,7 @@ mod tests {
 
     use super::*;
 
-    /// RFC 8037, appendix A.1 and A.3.
+    /// Test vector of RFC 8037, appendix A.1 and A.3.
     #[test]
     fn key_id_is_the_thumbprint_of_rfc_8037() {
         let seed = HEXLOWER
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(key.key_id().to_string().parse(), Ok(key.key_id()));
     }
 
-    /// The neutral element "signs" whatever it is shown: R the neutral element, S zero.
+    /// The neutral element "signs" every message: R is the neutral element, S is zero.
     #[test]
     fn a_key_that_verifies_every_message_is_refused() {
         let mut neutral = [0; 32];
