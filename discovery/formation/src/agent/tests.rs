@@ -1,4 +1,4 @@
-//! S1 to S7, the order of the journal, and the restart table, as transcripts.
+//! Transcripts of S1 to S7, of the journal's order, and of the restart table.
 
 mod edges;
 
@@ -56,7 +56,7 @@ fn shown(epoch: u64) -> Event {
     Event::Shown(Shown { phase: Phase::Open, epoch, show_document: false })
 }
 
-/// Host 1, having signed {1,2,3} at epoch 1.
+/// Returns the agent of host 1 after it has signed the list {1, 2, 3} at epoch 1.
 fn signed() -> Agent {
     let mut agent = joined(1);
     let _ = offered(&mut agent, offer(1, &[1, 2, 3]));
@@ -127,7 +127,7 @@ fn no_service_carries_an_agent_to_where_epochs_end() {
     let mut agent = joined(1);
     let output = agent.step(&RULES, shown(EPOCH_DISTANCE));
     assert_eq!(output.durable.map(|journal| journal.released), Some(EPOCH_DISTANCE - 1));
-    // And from there on, as far as epochs go.
+    // However far the agent has come, its limit never passes the highest epoch.
     agent.journal.released = EPOCH_MAX - 1;
     assert_eq!(agent.step(&RULES, shown(EPOCH_MAX + 1)), Output::default());
 }
@@ -228,7 +228,7 @@ fn s6_a_lower_release_takes_nothing_back() {
     let _ = reach(&mut agent, 2, 4);
     let output = reach(&mut agent, 2, 5);
     assert!(matches!(output.then[..], [Action::SignAck { epoch: 2, .. }]), "{output:?}");
-    // In epoch 2 host 3's release of epoch 5 counts, an older message of it must not.
+    // Host 4 and the list of epoch 2: its older release of epoch 1 must not lower its newer one.
     let _ = agent.step(&RULES, Event::ReleaseSeen { key: key(4), epoch: 2 });
     let _ = agent.step(&RULES, Event::ReleaseSeen { key: key(4), epoch: 1 });
     let _ = offered(&mut agent, offer(3, &[1, 6, 7]));
@@ -479,7 +479,7 @@ fn a_newcomer_that_the_cluster_has_added_launches_by_that_alone() {
     let output = agent.step(&RULES, Event::Admitted);
     assert!(output.durable.is_some_and(|journal| journal.admitted));
     assert_eq!(output.then, [Action::LookAtDirectory]);
-    // Again, after a crash: nothing new.
+    // The same event again, after a crash, changes nothing.
     assert_eq!(agent.step(&RULES, Event::Admitted).durable, None);
     let output = agent.step(&RULES, Event::Looked(Directory::Blank));
     assert_eq!(output.then, [Action::WriteMarker { incarnation: Incarnation(1) }]);

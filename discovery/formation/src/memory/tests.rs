@@ -15,7 +15,7 @@ fn memory() -> Memory {
     Memory { known: Some(known()), entries: 3 }
 }
 
-/// The database that `memory` remembers, a moment later.
+/// Returns the database that `memory` remembers, a moment later.
 fn database() -> Database {
     Database {
         site: SITE,
@@ -44,7 +44,7 @@ fn the_database_that_was_left_is_the_same_one_and_what_is_new_in_it_is_copied() 
     assert_eq!(compare(&memory(), &database()), Ok(Fill::New));
     let later = Database { wal: 200, newest: 9, ..database() };
     assert_eq!(compare(&memory(), &later), Ok(Fill::New));
-    // The row is written before the ledger's position: a kill between the two is no difference.
+    // A kill between the row in the database and the ledger's position is no difference.
     let killed = Database { own: Some(Own { entries: 3, beat: 10 }), ..database() };
     assert_eq!(compare(&memory(), &killed), Ok(Fill::New));
 }
@@ -65,7 +65,7 @@ fn what_a_dump_does_not_carry_tells_even_an_empty_ledger() {
         let found = Database { site, own: None, ..database() };
         assert_eq!(compare(&empty, &found), Err(difference));
         assert_eq!(compare(&memory(), &Database { site, ..database() }), Err(difference));
-        // Noted anew by another process, under the number that is known here.
+        // Another process has stored this site, with the generation number that this process knows.
         let noted = Some(Noted { site, generation: 2 });
         assert_eq!(compare(&memory(), &Database { site, noted, ..database() }), Err(difference));
     }
@@ -95,10 +95,11 @@ fn a_change_that_another_process_has_found_makes_everything_new() {
     let noted = Some(Noted { site, generation: 3 });
     let found = Database { site, noted, wal: 1, newest: 2, at_copied: None, ..database() };
     assert_eq!(compare(&memory(), &found), Ok(Fill::Other));
-    // Its row is of the dump: it counts the sweeps of another history.
+    // The row comes from the dump: it counts the sweeps of another history.
     let own = Some(Own { entries: 0, beat: 2 });
     assert_eq!(compare(&memory(), &Database { own, ..found }), Ok(Fill::Other));
-    // It was restored once more since it found this process: nobody waits for it.
+    // The database was restored once more and lost this process's row, so no generation waits for
+    // it.
     let forgets = Database { own: None, ..found };
     assert_eq!(compare(&memory(), &forgets), Err(Difference::Process));
 }

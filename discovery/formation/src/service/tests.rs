@@ -1,4 +1,4 @@
-//! The table of states and events, row by row, as transcripts.
+//! Transcripts of the table of phases and events, row by row.
 
 mod bounds;
 mod clock;
@@ -323,7 +323,7 @@ fn no_agent_carries_a_cluster_to_where_epochs_end() {
     let _ = service.yes(redeem(2));
     let last = service.yes(redeem(3));
     assert_eq!((last.phase, last.epoch), (Phase::Preparing, EPOCH_DISTANCE + 2));
-    // From the commit on what an agent names moves nothing.
+    // From the commit on, an epoch that an agent names has no effect.
     let mut service = Service::committed();
     assert!(service.yes(poll_of(1, u64::MAX)).document.is_some());
     let mut service = Service::joined(3, &[1]);
@@ -516,7 +516,7 @@ fn a_document_undoes_db_accept_and_no_other_end() {
     let _ = service.yes(Event::DatabaseAccepted { by: "ann".to_owned() });
     let cause = service.cluster.ended.as_ref().map(|ended| ended.cause);
     assert_eq!(cause, Some(EndCause::DatabaseAccepted));
-    // Nor is anybody told that it is given up for good.
+    // Nobody may be told that the cluster is given up for good.
     assert_eq!(variant(&service.no(Event::Abandon { by: "ann".to_owned() })), "Ended");
     let _ = service.yes(Event::Adopt(document(1, &[1, 2, 3])));
     assert_eq!(service.cluster.phase, Phase::Committed);

@@ -20,7 +20,7 @@ fn line() -> String {
     bundle().expose().expose_secret().to_owned()
 }
 
-/// The words of a line, one changed, dropped or added.
+/// Returns the line of a bundle after `edit` has changed its words.
 fn edited(edit: impl FnOnce(&mut Vec<String>)) -> String {
     let mut words = line().split(' ').map(str::to_owned).collect();
     edit(&mut words);
@@ -52,7 +52,7 @@ fn debug_shows_no_secret() {
     assert!(!format!("{bundle:?}").contains(secret));
 }
 
-/// What a person sees for each way of getting it wrong.
+/// Shows the error message for each way of getting a bundle wrong.
 #[test]
 fn junk_gets_an_answer_that_helps() {
     let token = line().rsplit(' ').next().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! The client against a real TLS server that answers from a script.
+//! Tests of the client against a real TLS server that answers from a script.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use crate::problem::Code;
 use crate::tls::client_key;
 use crate::url::ServiceUrl;
 
-/// One request as the server saw it.
+/// One request as the server has received it.
 #[derive(Debug)]
 struct Seen {
     head: String,
     body: String,
     client: Option<crate::key::PublicKey>,
-    /// Just before the answer.
+    /// Time just before the answer was sent.
     at: std::time::Instant,
 }
 
@@ -88,7 +88,7 @@ async fn serve(
     serve_after(versions, answers, std::time::Duration::ZERO).await
 }
 
-/// The same, each after a while.
+/// Serves `answers` as [`serve`] does, each after `pause`.
 async fn serve_after(
     versions: &[&'static rustls::SupportedProtocolVersion],
     answers: Vec<String>,
@@ -120,7 +120,7 @@ async fn serve_after(
             let (head, body) = read_request(&mut stream).await;
             tokio::time::sleep(pause).await;
             sender.send(Seen { head, body, client, at: std::time::Instant::now() }).await.unwrap();
-            // A client that has had enough hangs up in the middle of a long answer.
+            // Ignore errors: a client may close the connection in the middle of a long answer.
             let _ = stream.write_all(answer.as_bytes()).await;
             let _ = stream.shutdown().await;
         }
@@ -178,7 +178,7 @@ fn token_answer() -> String {
     ok(&json!({ "access_token": token, "token_type": "Bearer", "expires_in": 600 }))
 }
 
-/// Of a service that has gone bad.
+/// Returns the token answer of a faulty service: the token lasts almost for ever.
 fn endless_token_answer() -> String {
     token_answer().replace("\"expires_in\":600", &format!("\"expires_in\":{}", u64::MAX))
 }
@@ -255,7 +255,7 @@ async fn a_request_fetches_one_token_and_then_uses_it() {
     let form = &requests[1].body;
     let (grant, assertion) = form.split_once("&assertion=").unwrap();
     assert_eq!(grant, "grant_type=urn%3Aietf%3Aparams%3Aoauth%3Agrant-type%3Ajwt-bearer");
-    // Timed by the server's Date, which the first answer brought, and not by our clock.
+    // The assertion is dated by the `Date` of the first answer, and not by our clock.
     let server_time = 2_014_879_777;
     let verified = crate::access::Assertion::verify(
         &assertion.parse().unwrap(),
@@ -311,13 +311,13 @@ async fn an_assertion_that_is_refused_is_made_anew_once() {
 
 #[tokio::test]
 async fn the_time_of_an_answer_is_the_time_at_which_it_comes() {
-    /// As long as a parked poll, to a test.
+    /// Time for which the server holds the request, like a poll that waits.
     const PARKED: std::time::Duration = std::time::Duration::from_secs(4);
     let mut server = serve_after(TLS13, vec![context_answer()], PARKED).await;
     let client = client(vec![server.url.clone()], server.pin, None);
     client.context().await.unwrap();
     let came = server.seen.recv().await.unwrap().at;
-    // The Date that every answer here has, and what has passed since it was given.
+    // The server's `Date` is fixed, so the difference must be about the time since the answer.
     let error = client.service_now_ms() - 2_014_879_777_000;
     let passed = i64::try_from(came.elapsed().as_millis()).unwrap();
     assert!((0..1_600 + passed).contains(&error), "{error} ms, {passed} ms after it");
@@ -331,7 +331,7 @@ async fn a_time_to_the_millisecond_stands_until_a_date_contradicts_it() {
     let exact = client.clock_offset_ms() + 700;
     let start = std::time::Instant::now();
     client.note_now_ms(client.service_now_ms() + 700);
-    // It was the time when it was read, and is late by what has passed since.
+    // `exact` was right when it was read; the measured offset is lower by the time since.
     let passed = i64::try_from(start.elapsed().as_millis()).unwrap();
     let late = exact - client.clock_offset_ms();
     assert!((-1..=passed + 1).contains(&late), "{late} ms in {passed} ms");
@@ -369,7 +369,7 @@ async fn without_a_key_nothing_that_needs_one_is_sent() {
 #[tokio::test]
 async fn a_token_for_ever_is_taken_for_as_long_as_one_may_live() {
     let list = answer("200 OK", "application/json", r#"{"clusters":[]}"#);
-    // Its body got longer, so its length has to be said anew.
+    // The body got longer, so the `content-length` must be computed again.
     let endless = endless_token_answer();
     let (_, body) = endless.split_once("\r\n\r\n").unwrap();
     let endless = answer("200 OK", "application/json", body);
@@ -389,7 +389,7 @@ async fn no_time_that_an_answer_says_overflows_ours() {
         std::thread::sleep(std::time::Duration::from_millis(5));
         let _ = client.service_now_ms();
     }
-    // And a Date after that is taken again.
+    // A later `Date` corrects the clock again.
     client.note_now_ms(i64::MIN);
     client.context().await.unwrap();
     assert!(client.service_now_ms() > 2_000_000_000_000);

@@ -71,7 +71,6 @@ fn a_document_under_a_foreign_chain_is_refused() {
     assert!(matches!(refused, Err(DocumentError::Proposal(_))), "{refused:?}");
 }
 
-/// Nine seats, each with the largest record that is taken and a grant of its own.
 #[test]
 fn every_seat_of_a_document_is_claimed_and_none_besides() {
     let world = World::new(3);
@@ -82,6 +81,7 @@ fn every_seat_of_a_document_is_claimed_and_none_besides() {
     assert_eq!(VerifiedDocument::claims_seat(&jws, &world.owner.key_id()), Ok(false));
 }
 
+/// Computes with nine seats, each with the largest record that is accepted and a grant of its own.
 #[test]
 fn the_largest_document_fits_its_bound() {
     let typ = |typ: Typ| typ.max_bytes();

@@ -14,7 +14,7 @@ fn payload() -> Payload {
     Payload { text: "héllo".into(), exp: 7 }
 }
 
-/// A JWS of any header and payload, signed properly.
+/// Returns a properly signed JWS with any header and payload.
 fn forge(key: &SigningKey, header: &str, payload: &str) -> String {
     let mut text = BASE64URL_NOPAD.encode(header.as_bytes());
     text.push('.');
@@ -64,7 +64,7 @@ fn a_foreign_signature_under_a_listed_kid_is_refused() {
     assert_eq!(jws.verify::<Payload>(Typ::Ack, key.public()), Err(JwsError::BadSignature));
 }
 
-/// RFC 8725, sections 2 and 3: each of these has a valid signature, and is refused.
+/// RFC 8725, sections 2 and 3: each of these headers has a valid signature, and is refused.
 #[test]
 fn headers_that_say_anything_more_or_else_are_refused() {
     let key = SigningKey::generate();
@@ -174,8 +174,8 @@ fn only_one_spelling_of_the_bytes_is_read() {
     }
 }
 
-/// 64 bytes leave four bits over in the last character: with those set, lenient decoders see the
-/// same signature in another text, which would be the same message under another hash.
+/// 64 bytes leave four bits unused in the last character. If they are set, lenient decoders read
+/// the same signature from another text: the same message would have another hash.
 #[test]
 fn bits_after_the_signature_are_refused() {
     let key = SigningKey::generate();

@@ -40,7 +40,7 @@ fn a_chain_of_another_owner_is_foreign() {
 fn who_began_a_chain_is_looked_up_before_any_signature() {
     let world = World::new(3);
     let stranger = SigningKey::generate();
-    // A second link that no signature check would let pass.
+    // No signature check would let the second link pass.
     let chain = [world.statement.sign(&stranger), world.statement.sign(&stranger)];
     let refused = StatementChain::verify_from_owners(&chain, &[*world.owner.public()]);
     assert_eq!(refused.err(), Some(StatementError::ForeignRoot(stranger.key_id())));

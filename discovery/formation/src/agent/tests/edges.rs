@@ -1,4 +1,4 @@
-//! The edges of the agent's rules: one more, one less, somebody else's.
+//! Edge cases of the agent's rules: limits, other incarnations, other keys, repeated starts.
 
 use super::*;
 
@@ -49,7 +49,7 @@ fn every_earlier_list_must_be_released_not_the_newest_alone() {
     let _ = reach(&mut agent, 2, 4);
     let _ = reach(&mut agent, 2, 5);
     assert_eq!(agent.journal.bound.len(), 2);
-    // Others' releases are not on disk.
+    // A restart forgets the releases of other agents: they are not on disk.
     let mut agent = Agent::new(agent.journal.rebooted(), 2);
     let _ = offered(&mut agent, offer(3, &[1, 6, 7]));
     let _ = agent.step(&RULES, Event::ReleaseSeen { key: key(4), epoch: 2 });

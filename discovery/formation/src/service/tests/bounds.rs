@@ -1,4 +1,4 @@
-//! The edges of rules: one more, one less, half, nobody.
+//! Edge cases of the service's rules: limits, half of the members, nobody.
 
 use super::*;
 
@@ -37,7 +37,8 @@ fn a_token_of_one_use_holds_one_seat_and_its_other_keys_wait() {
 #[test]
 fn whom_half_of_the_matrix_misses_is_not_at_fault_alone() {
     let mut service = Service::joined(3, &[1, 2, 3]);
-    // Host 1 is missed by one of two; the pair is counted, which is the higher seat's.
+    // One of two members misses host 1. The pair is counted, against the member with the higher
+    // seat.
     for (host, found) in [
         (1, row(&[(2, true), (3, true)])),
         (2, row(&[(1, false), (3, true)])),
@@ -53,7 +54,7 @@ fn whom_half_of_the_matrix_misses_is_not_at_fault_alone() {
 #[test]
 fn a_standby_that_is_held_back_takes_nobodys_seat() {
     let mut service = Service::joined(3, &[1, 2, 3, 4]);
-    // Host 4 has been held back while it sat in an earlier list.
+    // Host 4 is held back since it sat in an earlier list.
     let held_until = service.now.after(seconds(60));
     service.cluster.agents.get_mut(&key(4)).expect("it waits").held_until = held_until;
     for epoch in 1..=2 {

@@ -1,4 +1,4 @@
-//! A clock that was ahead and is set right, and one that jumps.
+//! Clocks that were ahead and are set right, and clocks that jump.
 
 use super::*;
 
@@ -43,7 +43,7 @@ fn a_list_that_a_clock_a_day_ahead_froze_is_given_up_in_time() {
     let _ = service.yes(Event::Tick);
     let frozen_at = service.cluster.frozen.as_ref().map(|frozen| frozen.at);
     assert_eq!(frozen_at, Some(service.now));
-    // Host 3 has died, and host 4 waits.
+    // Host 3 is dead from here on, and host 4 waits.
     let _ = service.yes(redeem(4));
     for _ in 0..10 {
         service.pass(10);
@@ -55,7 +55,7 @@ fn a_list_that_a_clock_a_day_ahead_froze_is_given_up_in_time() {
     assert_eq!(service.cluster.seats()[&3], key(4), "its lease has ended too");
 }
 
-/// With a token that lives as long as the clock is ahead.
+/// Returns a redeem whose token is still valid by a clock that is ahead.
 fn redeem_late(host: u8) -> Event {
     let Event::Redeem(mut event) = redeem(host) else { unreachable!() };
     event.grant.expires = Micros(u64::MAX);

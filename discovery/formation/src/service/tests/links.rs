@@ -1,9 +1,9 @@
-//! Links between two hosts that are down, while each of the two reaches all others.
+//! Broken links between two hosts, each of which reaches all the others.
 
 use super::*;
 
-/// Every member of the frozen list probes the others over the links that work, and signs if all of
-/// them answer.
+/// Lets every member of the frozen list probe the others; only links outside `broken` work. A
+/// member signs if all others answer.
 fn probe_and_sign(service: &mut Service, broken: &[(u8, u8)]) {
     let list: Vec<u8> = service.cluster.seats().values().map(|key| key.0[0]).collect();
     let epoch = service.cluster.epoch;
@@ -23,7 +23,7 @@ fn probe_and_sign(service: &mut Service, broken: &[(u8, u8)]) {
     }
 }
 
-/// Time passes until the frozen list is given up and the next one frozen; every host polls.
+/// Lets time pass until the list has timed out and the next one is frozen, while `hosts` poll.
 fn next_list(service: &mut Service, hosts: &[u8]) {
     let epoch = service.cluster.epoch;
     for _ in 0..13 {
