@@ -100,7 +100,7 @@ impl OperationId {
         Self::derive(authority, verb.as_str())
     }
 
-    /// Returns the id of one step of that change: the node is told this one.
+    /// Returns the id of one step of a change, which the node gets with the call of that step.
     pub fn of_step(authority: &Jws, step: Step) -> Self {
         Self::derive(authority, step.as_str())
     }
@@ -171,10 +171,10 @@ pub enum UntimelyIntent {
     /// The ticket or order was signed in the future.
     #[error("it was signed in the future: a clock is wrong")]
     NotYet,
-    /// The time to begin the intent is over.
+    /// The intent has expired.
     #[error("its time is over: it was to be begun within 15 minutes")]
     Over,
-    /// The service's clock and this host's clock disagree on whether the intent's time is over.
+    /// The service's clock and this host's clock disagree on whether the intent has expired.
     #[error(
         "this host's clock is {seconds} s ahead of the discovery service's, so that its time would be \
          over: set whichever of the two clocks is wrong"

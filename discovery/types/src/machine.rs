@@ -18,7 +18,7 @@ pub struct MachineFacts {
 }
 
 impl MachineFacts {
-    /// Whether each fact is short and printable.
+    /// Whether each fact has 1 to [`MAX_FACT`] printable ASCII characters, without spaces.
     pub fn is_sane(&self) -> bool {
         [&self.dmi_uuid, &self.machine_id].into_iter().flatten().all(|fact| {
             (1..=MAX_FACT).contains(&fact.len()) && fact.bytes().all(|b| b.is_ascii_graphic())

@@ -91,7 +91,7 @@ pub enum OrderError {
     Urls(#[from] RecordError),
 }
 
-/// An order whose signer was allowed to sign it. Its time may be over.
+/// An order whose signer was allowed to sign it. It may have expired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedOrder {
     jws: Jws,

@@ -28,7 +28,7 @@ pub enum UrlError {
     /// The URL has a user name (`user@host`).
     #[error("the URL must not contain a user name")]
     UserInfo,
-    /// The URL goes on after the port.
+    /// Something follows the port in the URL.
     #[error("the URL must end after the port: no path, query or fragment")]
     Path,
     /// The URL names no port, which a node's URL must.

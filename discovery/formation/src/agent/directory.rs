@@ -19,7 +19,7 @@ pub struct Listing {
     pub entries: Vec<String>,
     /// Incarnation in the marker file; `None` if there is no such file, or it isn't 32 hex digits.
     pub marker: Option<Incarnation>,
-    /// Whether `member/wal` exists.
+    /// Whether the log folder `member/wal` exists in the directory.
     pub log: bool,
 }
 

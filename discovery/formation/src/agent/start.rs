@@ -21,8 +21,8 @@ pub enum Decision {
     GoOnToLaunch,
     /// Execute the node, without asking the service or any peer.
     Start(From),
-    /// The node's data is lost: ask for a replacement and look again in a minute. Never start it
-    /// anew.
+    /// The node's data is lost: ask for a replacement and look again in a minute. Never start the
+    /// node from nothing.
     ReplacementWanted { why: String },
     /// Touch nothing, say why, and end with exit code 1.
     Refuse { why: String },

@@ -72,7 +72,7 @@ pub struct Cluster {
     /// Epoch of the present proposal, or of the next one. Starts at 1, and never falls in one
     /// database.
     pub epoch: Epoch,
-    /// Highest epoch that any of its agents has signed or released, as far as they have told.
+    /// Highest epoch that any of its agents has signed or released, as far as they have reported.
     pub floor: Epoch,
     /// Revision: one higher whenever something that agents or `explain` show has changed.
     pub rev: u64,

@@ -38,7 +38,7 @@ pub enum Refusal {
     /// The sender is not in the frozen list.
     #[error("{key} has no seat in the proposal of epoch {epoch}")]
     NotSeated { key: KeyId, epoch: Epoch },
-    /// The same session sent another record.
+    /// The agent has redeemed another record in this session already.
     #[error("{key} has redeemed another record in this session")]
     RecordChanged { key: KeyId },
     /// The record asks for another cluster or names another grant.

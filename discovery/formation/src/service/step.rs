@@ -84,7 +84,7 @@ pub(super) struct Turn<'a> {
     pub(super) alarms: Vec<Alarm>,
 }
 
-/// Key of the asking agent, if an agent asked, or the refusal.
+/// Key of the agent that sent the event, if an agent did, or the refusal.
 pub(super) type Applied = Result<Option<KeyId>, Refusal>;
 
 impl Turn<'_> {

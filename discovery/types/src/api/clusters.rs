@@ -217,7 +217,7 @@ pub struct MemberView {
 }
 
 impl MemberView {
-    /// Whether the member's agent was heard lately and its node has a leader.
+    /// Whether the member's agent has reported lately and its node has a leader.
     pub fn is_well(&self) -> bool {
         !self.is_silent && self.last_error.is_none()
     }

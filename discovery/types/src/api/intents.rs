@@ -14,7 +14,7 @@ use crate::url::NodeUrl;
 
 /// Longest name of a member that a report may hold.
 pub const MAX_MEMBER_NAME: usize = 255;
-/// Most members that a report may hold.
+/// Largest number of members that a report may hold.
 pub const MAX_MEMBERS: usize = 64;
 
 /// How far an intent has come.
@@ -258,9 +258,9 @@ pub struct IntentList {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeProgram {
-    /// `muster-node`.
+    /// Muster's own node program, `muster-node`.
     MusterNode,
-    /// Stock etcd.
+    /// The stock etcd server.
     Etcd,
 }
 
