@@ -12,8 +12,8 @@
 //!
 //! | trust begins at | goes by | ends at |
 //! |---|---|---|
-//! | owner keys of an admin's [`context::Context`] | [`statement::StatementChain`] | the admins that a statement names |
-//! | the statement hash in a [`bundle::Bundle`] | [`statement::StatementChain`] | the admins that a statement names, for an agent |
+//! | owner keys of an admin's [`context::Context`] | [`statement::StatementChain`] | the admins in a statement |
+//! | the statement hash in a [`bundle::Bundle`] | [`statement::StatementChain`] | the same admins, for an agent |
 //! | a statement | [`grant::VerifiedGrant`] → [`record::VerifiedRecord`] | one seat's keys and addresses |
 //! | a statement | [`grant::VerifiedGrant`] or [`order::VerifiedOrder`] → [`intent::VerifiedIntent`] | one change of a running cluster |
 //! | records | [`proposal::VerifiedProposal`] → [`document::VerifiedDocument`] | the committed list |
