@@ -25,11 +25,11 @@ pub enum IntentState {
     Open,
     /// The newcomer is a learner and catches up.
     Added,
-    /// The newcomer is a voter, and whom it replaces is gone.
+    /// The newcomer is a voter, and the member that it replaces was removed.
     Promoted,
-    /// The member is gone.
+    /// The member was removed from the cluster.
     Removed,
-    /// The member has its other peer URLs.
+    /// The member has its new peer URLs.
     Updated,
     /// An agent of the cluster, or the cluster itself, refused the change.
     Refused,
