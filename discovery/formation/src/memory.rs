@@ -328,7 +328,8 @@ pub enum Gate {
     Open,
     /// The process must first copy the missing decisions, in this very transaction.
     Copy,
-    /// The process must first look at the database again: another process has found a change.
+    /// The process must first look at the database: another process has found a change, or this one
+    /// has not looked yet.
     Look,
     /// The connection can't be used: it leads to an older state of the database.
     Past(Difference),
@@ -457,7 +458,7 @@ pub enum Decision {
     Commit {
         /// Hash of the decided list.
         h: Hash,
-        /// Whether a document that was shown decides the list.
+        /// Whether a document that was shown decides the list, instead of acks.
         adopted: bool,
     },
     /// A cluster ends before it committed.

@@ -48,7 +48,7 @@ pub enum LineError {
     /// The part with this key stands there twice.
     #[error("`{0}=` stands there twice")]
     Twice(&'static str),
-    /// A word doesn't belong into the line; holds its number, counted from 1.
+    /// A word doesn't belong in the line; holds its number, counted from 1.
     #[error("word {0} of the line is not one that belongs there")]
     Unexpected(usize),
     /// The value of the part with this key can't be read, for this reason.

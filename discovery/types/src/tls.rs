@@ -26,7 +26,7 @@ pub enum ClientCertificateError {
     Key(#[from] KeyError),
 }
 
-/// A certificate with its key, as rustls takes them.
+/// A certificate with its key, in the types that rustls uses.
 #[derive(Debug)]
 pub struct TlsIdentity {
     /// Certificate chain: here, one self-signed certificate.

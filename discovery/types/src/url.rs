@@ -114,7 +114,7 @@ impl NodeUrl {
         self.host.is_loopback()
     }
 
-    /// Returns `host:port`, as connect functions take it.
+    /// Returns `host:port`, the authority part of the URL.
     pub fn authority(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }

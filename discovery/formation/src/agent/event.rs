@@ -79,7 +79,7 @@ pub struct Offer {
     pub skew: Millis,
     /// Whether this host's clock is behind the service's.
     pub is_behind: bool,
-    /// S7: kind of the node's directory, looked at after the proposal came.
+    /// S7: kind of the node's directory, examined after the proposal came.
     pub directory: Directory,
     /// Machine that the agent runs on now.
     pub machine: Machine,

@@ -85,7 +85,8 @@ fn before_launch(rules: &Rules, journal: &Journal, directory: &Directory) -> Dec
         (Directory::Blank, _) if member => Decision::GoOnToLaunch,
         (Directory::Blank, _) => Decision::GoOn,
         (_, Own::Marker) if member => Decision::GoOnToLaunch,
-        // With the rule off nothing is written before the exec, so a log is the only trace of one.
+        // With `LaunchingBeforeExec` off nothing is written before the exec: only a log shows that
+        // the node ran.
         (Directory::Log(_), _) if member && !rules.on(Rule::LaunchingBeforeExec) => {
             Decision::Start(From::Log)
         }

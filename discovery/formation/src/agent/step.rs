@@ -102,7 +102,8 @@ impl Agent {
     }
 
     /// Answers a probe by `asker`, the key of its TLS certificate. `None` closes the connection:
-    /// `asker` is neither in the proposal nor in a list that this agent signed.
+    /// `asker` is neither in the proposal nor in a list that this agent signed, or the agent no
+    /// longer listens.
     #[must_use]
     pub fn answer_probe(&self, asker: KeyId) -> Option<ProbeAnswer> {
         let proposed = self
@@ -120,7 +121,8 @@ impl Agent {
         })
     }
 
-    /// Returns the releases (S6) that the agent waits for before it signs the present proposal.
+    /// Returns the objection (S6) with the releases that the agent waits for before it signs the
+    /// present proposal.
     #[must_use]
     pub fn waits_for(&self, rules: &Rules) -> Option<Objection> {
         let considered = self.considered.as_ref().filter(|considered| !considered.answered)?;

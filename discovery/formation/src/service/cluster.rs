@@ -83,7 +83,7 @@ pub struct Cluster {
     pub agents: BTreeMap<KeyId, Applicant>,
     /// Next number in the queue of standbys; only grows.
     pub next_place: u64,
-    /// While preparing the proposal, from the commit on the decided list; otherwise `None`.
+    /// The proposal while preparing, or the decided list from the commit on; otherwise `None`.
     pub frozen: Option<Frozen>,
     /// Raft cluster id that each member's own node reports. Only after the commit.
     pub reports: BTreeMap<KeyId, u64>,

@@ -22,7 +22,7 @@ pub enum Event {
     Speaks { key: KeyId, session: Session },
     /// A listed agent's signed ack for the proposal of `epoch`.
     Ack { key: KeyId, epoch: Epoch, h: Hash, jws: Arc<str> },
-    /// An agent can't sign the proposal and says why; it speaks for itself only.
+    /// An agent can't sign the proposal and says why; the reason concerns that agent alone.
     Nack { key: KeyId, epoch: Epoch, reason: String },
     /// A row of the probe matrix; it replaces the same agent's earlier row.
     Probes { key: KeyId, epoch: Epoch, row: Row },

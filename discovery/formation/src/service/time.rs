@@ -93,7 +93,8 @@ impl Turn<'_> {
         member
     }
 
-    /// Reopens the cluster if the frozen list's time is over, and counts the members at fault.
+    /// Reopens the cluster if the frozen list's time is over, and counts the list against the
+    /// members at fault.
     fn time_out(&mut self) {
         let Some(frozen) = &self.cluster.frozen else { return };
         if frozen.at.after(self.context.settings.prepare) > self.now {

@@ -9,8 +9,8 @@ use crate::service::refusal::Refusal;
 use crate::service::step::{Applied, Turn};
 use crate::values::{Epoch, Hash, KeyId, Release, quorum};
 
-/// Number of bytes that are kept of a text that an agent sends. The API takes 300 characters, and
-/// the word for the reason stands before them.
+/// Number of bytes that are kept of a text that an agent sends. The API takes 300 characters, and a
+/// code word for the reason precedes them.
 const SENTENCE_LIMIT: usize = 400;
 
 impl Turn<'_> {

@@ -41,8 +41,8 @@ impl Client {
         envelope: &Jws,
         program: Option<NodeProgram>,
     ) -> Result<JoinResponse, ClientError> {
-        // Beside the envelope: a service or an agent of an older version would refuse an envelope
-        // with it.
+        // In the query: services and agents of older versions refuse an envelope with an unknown
+        // member.
         let path = match program {
             Some(program) => format!("/v1/join?program={program}"),
             None => "/v1/join".to_owned(),

@@ -23,7 +23,7 @@ use crate::strict::Strict;
 static PROVIDER: CryptoProvider = CryptoProvider {
     signer_factory: signer,
     verifier_factory: verifier,
-    // Only the library's JWK functions need these, and they are not used.
+    // Only the library's JWK functions need key utilities, and we don't call them.
     key_utils: KeyUtils::new_unimplemented(),
 };
 
