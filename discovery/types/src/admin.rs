@@ -16,15 +16,15 @@ pub const MAX_CHANGES: usize = 4096;
 /// Name of the first owner, until an owner gives another one.
 pub const FIRST_OWNER: &str = "owner";
 
-/// One admin.
+/// An admin of the service or of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Admin {
-    /// The admin's key.
+    /// Public key of the admin.
     pub key: PublicKey,
-    /// What people call the admin; unique among them.
+    /// Name of the admin, unique among the admins.
     pub name: Name,
-    /// At least one, none twice.
+    /// Roles of the admin: at least one, none twice.
     pub roles: Vec<Role>,
 }
 

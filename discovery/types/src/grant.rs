@@ -28,7 +28,7 @@ pub const MAX_CIDRS: usize = 8;
 /// Largest time by which an issuer's clock may be ahead of the clock that a grant is judged by.
 pub const ISSUER_SKEW_SECONDS: u64 = 120;
 
-/// What a token is for.
+/// Purpose of a token.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
 )]
@@ -110,37 +110,37 @@ impl FromStr for GrantId {
 
 wire_text!(GrantId, "^[a-z2-7]{16}$");
 
-/// Payload of a grant.
+/// Payload of a grant, which is a JWS by the issuer's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Grant {
-    /// 1.
+    /// Version of the format, always 1.
     pub version: u32,
-    /// Its name.
+    /// Id of the grant and its token.
     pub id: GrantId,
-    /// What the token is for.
+    /// Purpose of the token.
     pub kind: TokenKind,
-    /// Public half of the token.
+    /// Public half of the token's key.
     pub key: PublicKey,
-    /// The one cluster that it is for.
+    /// Cluster that the grant is for.
     pub cluster: Uuid,
-    /// Hash of the statement that its issuer saw.
+    /// Hash of the statement that the issuer saw.
     pub statement: Digest,
-    /// How many seats it is worth.
+    /// Number of seats that the grant allows at once.
     pub uses: u8,
-    /// From when, in seconds since 1970 by the service's clock.
+    /// Start of the validity, in seconds since 1970 by the service's clock.
     pub issued_at: u64,
-    /// Until when, in seconds since 1970 by the service's clock. Judged by the service, at redeem.
+    /// End of the validity, in seconds since 1970. The service judges it by its clock, at redeem.
     pub expires_at: u64,
-    /// Source addresses that may redeem, and addresses that members may have; any if empty. The
-    /// source is judged by the service, at redeem.
+    /// Blocks of source addresses that may redeem, and of addresses that members may have; any if
+    /// empty. The service judges the source, at redeem.
     #[schema(value_type = Vec<String>)]
     pub cidrs: Vec<IpNet>,
-    /// The one name that the member may have.
+    /// Only name that the member may have.
     pub name: Option<Name>,
-    /// The one zone that the member may be in.
+    /// Only zone that the member may be in.
     pub zone: Option<Name>,
-    /// The member in whose place the new one comes; for join tickets.
+    /// Member that the new one replaces; only in join tickets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<MemberId>,
 }

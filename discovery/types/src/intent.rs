@@ -29,7 +29,7 @@ use crate::url::NodeUrl;
 /// Time after its redeem in which a newcomer may be added, in seconds: 15 minutes.
 pub const MAX_INTENT_SECONDS: u64 = MAX_JOIN_SECONDS;
 
-/// What kind of change it is.
+/// Kind of a change of members.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
 )]
@@ -114,25 +114,25 @@ impl OperationId {
     }
 }
 
-/// A change as it is handed out. **A claim** until [`VerifiedIntent::verify`].
+/// A change of members, as the service hands it out. **A claim** until [`VerifiedIntent::verify`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Intent {
-    /// The cluster.
+    /// Id of the cluster.
     pub cluster: Uuid,
-    /// What kind of change it is.
+    /// Kind of the change.
     pub verb: Verb,
-    /// Its name.
+    /// Operation id of the change.
     pub operation: OperationId,
-    /// Who wants it: the grant of a join ticket, or an order.
+    /// Signed request for the change: the grant of a join ticket, or an order.
     pub authority: Jws,
-    /// With a ticket: who redeemed it, and as what.
+    /// With a ticket, the newcomer's redeem envelope.
     pub redeem: Option<Jws>,
-    /// The configuration (its Raft index) that it was planned at, where that is known. For an
-    /// order the one that it names: on any other it is stale. For a newcomer the one that the
-    /// service knew of: whose own list is older has not heard all, and waits.
+    /// Raft index of the configuration that the change was planned on, if known. For an order it is
+    /// the one that the order names; on any other the order is stale. For a newcomer it is the one
+    /// that the service knew: an agent with an older list waits.
     pub planned_at: Option<u64>,
-    /// Until when it may be begun, in seconds since 1970 by the service's clock. What was begun is
-    /// ended, however long that takes.
+    /// Time until which the change may be begun, in seconds since 1970 by the service's clock. A
+    /// change that was begun is completed, however long that takes.
     pub expires_at: u64,
 }
 

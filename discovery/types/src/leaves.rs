@@ -15,9 +15,9 @@ use crate::url::Host;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Leaves {
-    /// Of the peers' CA.
+    /// Chain of the certificate by the peers' CA.
     pub peer: String,
-    /// Of the clients' CA.
+    /// Chain of the certificate by the clients' CA.
     pub client: String,
 }
 

@@ -171,37 +171,37 @@ impl fmt::Display for Code {
     }
 }
 
-/// A problem document.
+/// Problem document of RFC 9457.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// `urn:muster:problem:` and the code.
+    /// URN of the problem: `urn:muster:problem:` and the code.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The problem in a few words; the same for each code.
+    /// The problem in a few words, equal for equal codes.
     pub title: String,
-    /// HTTP status.
+    /// HTTP status of the answer.
     pub status: u16,
-    /// What happened here.
+    /// Description of what happened in this case.
     pub detail: String,
-    /// What programs branch on.
+    /// Code that programs branch on.
     pub code: Code,
-    /// Whether the same request may succeed later without anybody doing anything.
+    /// Whether the same request may succeed later without any other action.
     pub retryable: bool,
-    /// What to do now.
+    /// Advice on what to do now.
     pub next: String,
-    /// With [`Code::Removed`]: when and by whom.
+    /// With [`Code::Removed`]: time and author of the removal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removal: Option<Removal>,
 }
 
-/// That a member was removed from its cluster.
+/// Removal of a member from its cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Removal {
-    /// Its id there.
+    /// Id of the member in the cluster.
     pub member: MemberId,
-    /// When the service heard of it, in milliseconds since 1970.
+    /// Time at which the service learned of it, in milliseconds since 1970.
     pub at_ms: i64,
-    /// Whose order it was, as far as the service knows.
+    /// Admin who ordered it, as far as the service knows.
     pub by: String,
 }
 

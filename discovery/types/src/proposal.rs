@@ -15,15 +15,15 @@ use crate::statement::StatementChain;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Proposal {
-    /// The cluster.
+    /// Id of the cluster.
     pub cluster: Uuid,
-    /// Hash of the statement that it stands under.
+    /// Hash of the statement that the proposal is made under.
     pub statement: Digest,
-    /// Its epoch, from 1.
+    /// Epoch of the proposal, from 1.
     pub epoch: u64,
-    /// The seats, in order; seat 1 first.
+    /// Records of the seats, seat 1 first.
     pub seats: Vec<SignedRecord>,
-    /// The grants that the records name, each once.
+    /// Grants that the records name, each once.
     pub grants: Vec<Jws>,
 }
 

@@ -57,13 +57,13 @@ pub struct Endorsement {
     pub record: Digest,
 }
 
-/// A record with the token's word for it. What stands in a proposal.
+/// A record with the token's endorsement, as in a proposal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SignedRecord {
-    /// The record, by the agent's key.
+    /// Record, signed by the agent's key.
     pub record: Jws,
-    /// Its endorsement, by the token's key.
+    /// Endorsement of the record, signed by the token's key.
     pub endorsement: Jws,
 }
 

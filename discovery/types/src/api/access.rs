@@ -9,45 +9,45 @@ use crate::jws::Jws;
 use crate::key::PublicKey;
 use crate::url::ServiceUrl;
 
-/// `POST /v1/token`, `application/x-www-form-urlencoded` as RFC 7523 has it.
+/// Body of `POST /v1/token`, `application/x-www-form-urlencoded` as in RFC 7523.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct TokenRequest {
-    /// [`crate::access::JWT_BEARER`].
+    /// Grant type, always [`crate::access::JWT_BEARER`].
     pub grant_type: String,
-    /// The assertion.
+    /// Assertion that the client signed.
     pub assertion: Jws,
 }
 
-/// RFC 6749, section 5.1.
+/// Access token response of RFC 6749, section 5.1.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct TokenResponse {
-    /// The access token.
+    /// Access token for later requests.
     pub access_token: Jws,
-    /// `Bearer`: the binding to the client's key is in the token (`cnf`).
+    /// Type of the token, always `Bearer`. The binding to the client's key is in the token (`cnf`).
     pub token_type: String,
-    /// Seconds that it is valid.
+    /// Validity of the token in seconds.
     pub expires_in: u64,
 }
 
-/// `GET /v1/context`: public.
+/// Answer of the public route `GET /v1/context`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ContextResponse {
-    /// The service's name as issuer and audience.
+    /// Name of the service as issuer and audience.
     pub issuer: String,
-    /// Where it is.
+    /// URLs of the service.
     pub urls: Vec<ServiceUrl>,
-    /// SHA-256 of its TLS keys (SPKI).
+    /// SHA-256 of the service's TLS keys (SPKI).
     pub pins: Vec<Digest>,
-    /// The owner key that its admin chain starts at.
+    /// Owner key that the service's admin chain starts at.
     pub root_owner: PublicKey,
-    /// Hash of the last element of its admin chain.
+    /// Hash of the last element of the service's admin chain.
     pub admin_head: Digest,
-    /// Its time, in milliseconds since 1970.
+    /// Time of the service, in milliseconds since 1970.
     pub now_ms: i64,
-    /// The longest deadline that a statement may set here.
+    /// Longest deadline that a statement may set at this service, in seconds.
     #[serde(default = "one_day")]
     pub max_deadline_seconds: u64,
-    /// Version of the program.
+    /// Version of the service's program.
     pub version: String,
 }
 
@@ -60,17 +60,17 @@ fn one_day() -> u64 {
 /// One key of a JWKS (RFC 8037).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Jwk {
-    /// `OKP`.
+    /// Key type, always `OKP`.
     pub kty: String,
-    /// `Ed25519`.
+    /// Curve of the key, always `Ed25519`.
     pub crv: String,
-    /// The key, base64url.
+    /// Public key, in base64url.
     pub x: String,
-    /// Its id.
+    /// Id of the key, its RFC 7638 thumbprint.
     pub kid: crate::key::KeyId,
-    /// `EdDSA`.
+    /// Algorithm of the key, always `EdDSA`.
     pub alg: String,
-    /// `sig`.
+    /// Use of the key, always `sig`.
     #[serde(rename = "use")]
     pub usage: String,
 }
@@ -96,44 +96,44 @@ impl Jwk {
     }
 }
 
-/// `GET /v1/jwks`: the service's signing keys.
+/// Answer of `GET /v1/jwks`: the service's signing keys.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Jwks {
-    /// The keys, newest first.
+    /// Signing keys of the service, newest first.
     pub keys: Vec<Jwk>,
 }
 
-/// `GET /v1/admins`.
+/// Answer of `GET /v1/admins`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AdminList {
-    /// The owner key that the chain starts at.
+    /// Owner key that the admin chain starts at.
     pub root_owner: PublicKey,
-    /// The chain, for the client to verify.
+    /// Admin chain, for the client to verify.
     pub chain: Vec<Jws>,
-    /// Who that makes admin.
+    /// Admins at the end of the chain.
     pub admins: Vec<Admin>,
 }
 
-/// `POST /v1/db/accept`.
+/// Body of `POST /v1/db/accept`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AcceptRequest {
-    /// The Postgres system identifier that the owner was told about, so that it is this one that
-    /// is accepted and not the next; none accepts what is there.
+    /// Postgres system identifier that the owner was told, so that no other database is accepted by
+    /// mistake. Without it, the present database is accepted.
     pub system_identifier: Option<String>,
 }
 
-/// What accepting did.
+/// Answer of `POST /v1/db/accept`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AcceptResponse {
-    /// Postgres' system identifier.
+    /// Postgres system identifier of the accepted database.
     pub system_identifier: String,
-    /// Postgres' timeline.
+    /// Postgres timeline of the accepted database.
     pub timeline: i64,
-    /// Clusters that were abandoned, because they had not committed.
+    /// Clusters that were abandoned because they had not committed.
     pub abandoned: Vec<uuid::Uuid>,
-    /// Tokens that were revoked.
+    /// Number of tokens that were revoked.
     pub revoked_tokens: u64,
-    /// Commits that ledgers put back.
+    /// Number of commits that ledgers put back.
     pub restored_commits: u64,
 }

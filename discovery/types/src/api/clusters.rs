@@ -24,7 +24,7 @@ pub const REPORT_AGAIN: Duration = Duration::from_secs(60);
 /// A member whose agent reported nothing for this long is called silent: several reports are missing.
 pub const SILENT_AFTER: Duration = Duration::from_secs(300);
 
-/// State of a cluster in discovery.
+/// State of a cluster in the discovery service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ClusterState {
@@ -68,96 +68,97 @@ impl std::fmt::Display for ClusterState {
     }
 }
 
-/// `POST /v1/drafts`.
+/// Body of `POST /v1/drafts`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DraftRequest {
-    /// Name of the cluster; no other live one may have it.
+    /// Name of the cluster; no other live cluster may have it.
     pub name: Name,
-    /// How many members.
+    /// Number of members that form the cluster.
     pub size: u8,
 }
 
-/// A draft: what the statement is signed over.
+/// Draft of a cluster, which the first statement completes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DraftResponse {
-    /// Its id.
+    /// Id of the cluster.
     pub cluster: Uuid,
     /// CA of the members' peer certificates, PEM.
     pub peer_ca: String,
     /// CA of client certificates, PEM.
     pub client_ca: String,
-    /// When the draft dies unless a statement comes, in milliseconds since 1970.
+    /// Time at which the draft is deleted unless a statement comes, in milliseconds since 1970.
     pub expires_at_ms: i64,
-    /// Longest deadline that this service takes, in seconds.
+    /// Longest deadline that this service accepts, in seconds.
     pub max_deadline_seconds: u64,
 }
 
-/// One cluster in a list.
+/// Summary of one cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterSummary {
-    /// Its id.
+    /// Id of the cluster.
     pub cluster: Uuid,
-    /// Its name.
+    /// Name of the cluster.
     pub name: Name,
-    /// How many members it forms of.
+    /// Number of members that form the cluster.
     pub size: u8,
-    /// Its state.
+    /// State of the cluster.
     pub state: ClusterState,
-    /// Its epoch.
+    /// Epoch of the present proposal, or of the next one.
     pub epoch: u64,
-    /// Seats that are taken.
+    /// Number of seats that are taken.
     pub seated: u8,
-    /// Agents that wait.
+    /// Number of agents that wait for a seat.
     pub standbys: u32,
-    /// When it was made, in milliseconds since 1970.
+    /// Time at which the cluster was created, in milliseconds since 1970.
     pub created_at_ms: i64,
-    /// When it expires unless it commits, in milliseconds since 1970; none once committed.
+    /// Time at which the cluster expires unless it commits, in milliseconds since 1970; none once
+    /// committed.
     pub deadline_at_ms: Option<i64>,
-    /// How many members it has now; none before the commit.
+    /// Number of members that the cluster has now; none before the commit.
     #[serde(default)]
     pub members: Option<u32>,
-    /// How many members' agents reported within [`SILENT_AFTER`]; none before the commit.
+    /// Number of members whose agents reported within [`SILENT_AFTER`]; none before the commit.
     #[serde(default)]
     pub heard: Option<u32>,
 }
 
-/// `GET /v1/clusters`.
+/// Answer of `GET /v1/clusters`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterList {
-    /// Newest first; with `?name=` only those with that name.
+    /// Clusters, newest first; with `?name=` only those with that name.
     pub clusters: Vec<ClusterSummary>,
 }
 
-/// An agent of a cluster.
+/// An agent that has a seat in a cluster, or waits for one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SeatView {
-    /// Seat, from 1; none for a standby.
+    /// Number of the seat, from 1; none for a standby.
     pub seat: Option<u8>,
-    /// The member's name.
+    /// Name of the member.
     pub name: Name,
-    /// The agent's key.
+    /// Id of the agent's key.
     pub agent: KeyId,
-    /// This life of the member.
+    /// Incarnation of the member.
     pub incarnation: Incarnation,
-    /// Peer URLs.
+    /// Peer URLs of the member.
     pub peer_urls: Vec<NodeUrl>,
-    /// Client URLs.
+    /// Client URLs of the member.
     pub client_urls: Vec<NodeUrl>,
-    /// The grant that it came with.
+    /// Grant that the agent redeemed.
     pub grant: GrantId,
-    /// Address that it last came from, as the service saw it.
+    /// Address from which the agent came last, as the service saw it.
     pub source: Option<String>,
-    /// Addresses that its token is bound to; empty where it is bound to none.
+    /// Address blocks that the agent's token is bound to; empty without a binding.
     #[schema(value_type = Vec<String>)]
     pub bound_to: Vec<IpNet>,
-    /// When its lease lapses, in milliseconds since 1970; none once committed.
+    /// Time at which the agent's lease lapses, in milliseconds since 1970; none once committed.
     pub lease_until_ms: Option<i64>,
-    /// Whether it signed the current proposal.
+    /// Whether the agent has signed the present proposal.
     pub acked: bool,
-    /// Its row of the matrix in this epoch.
+    /// Row of the probe matrix that the agent sent in this epoch.
     pub probes: Vec<ProbeResult>,
-    /// Why it refused last.
+    /// Reason of the agent's last refusal.
     pub last_nack: Option<String>,
 }
 
@@ -186,32 +187,33 @@ fn is_outside<'a>(
     !blocks.is_empty() && !is_inside
 }
 
-/// A member of a cluster that runs.
+/// A member of a running cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MemberView {
-    /// Its id.
+    /// Id of the member in its Raft cluster.
     pub id: MemberId,
-    /// Its name.
+    /// Name of the member; empty if it has not started yet.
     pub name: String,
-    /// Whether it has no vote.
+    /// Whether the member is a learner, without a vote.
     pub is_learner: bool,
-    /// Whether the members named it as the leader last.
+    /// Whether the members named this member as the leader last.
     pub is_leader: bool,
-    /// Where its peers reach it.
+    /// URLs at which peers reach the member.
     pub peer_urls: Vec<String>,
-    /// Where clients reach it.
+    /// URLs at which clients reach the member.
     pub client_urls: Vec<String>,
-    /// When its agent was heard last, in milliseconds since 1970; none if it never was.
+    /// Time of the last report by the member's agent, in milliseconds since 1970; none without a
+    /// report.
     pub last_heard_ms: Option<i64>,
-    /// Whether its agent was not heard for [`SILENT_AFTER`].
+    /// Whether the member's agent has not reported for [`SILENT_AFTER`].
     pub is_silent: bool,
-    /// How the members that it names differ from the confirmed ones.
+    /// Difference between the members that this one lists and the confirmed ones.
     pub disagreement: Option<String>,
-    /// Why its node has no leader, as its agent said last.
+    /// Reason why the member's node has no leader, as its agent reported last.
     pub last_error: Option<String>,
-    /// The address that its agent redeemed its token from; none where no token brought it.
+    /// Address from which the member's agent redeemed its token; none for a member without a token.
     pub source: Option<String>,
-    /// Addresses that its token was bound to; empty where it was bound to none.
+    /// Address blocks that the member's token was bound to; empty without a binding.
     #[schema(value_type = Vec<String>)]
     pub bound_to: Vec<IpNet>,
 }
@@ -241,68 +243,70 @@ impl MemberView {
     }
 }
 
-/// A cluster's members now.
+/// Members of a cluster at present.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MembersView {
-    /// Whether a quorum of the voters confirmed this list; if not, it is the commit document's.
+    /// Whether a quorum of the voters confirmed this list; otherwise it is the commit document's.
     pub confirmed: bool,
-    /// The members, by id; empty before the commit.
+    /// Members, ordered by id; empty before the commit.
     pub members: Vec<MemberView>,
 }
 
-/// How a cluster ended.
+/// End of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndView {
-    /// When, in milliseconds since 1970.
+    /// Time of the end, in milliseconds since 1970.
     pub at_ms: i64,
-    /// By whom, and why.
+    /// Admin who ended the cluster, and the reason.
     pub by: String,
-    /// Until when an owner may take a retirement back, in milliseconds since 1970; none if nobody may.
+    /// Time until which an owner may take a retirement back, in milliseconds since 1970; none if no
+    /// owner may.
     pub unretire_until_ms: Option<i64>,
 }
 
-/// A host that holds a boot token of a cluster which has its members already.
+/// A host with a boot token of a cluster that has all its members already.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AskingHost {
-    /// The name that it would have.
+    /// Name that the host would have as a member.
     pub name: String,
-    /// Its agent's key.
+    /// Id of the agent's key.
     pub agent: KeyId,
-    /// Address that it last came from, as the service saw it.
+    /// Address from which the host came last, as the service saw it.
     pub source: String,
-    /// When it asked first, in milliseconds since 1970.
+    /// Time of the host's first request, in milliseconds since 1970.
     pub first_ms: i64,
-    /// When it asked last, in milliseconds since 1970.
+    /// Time of the host's last request, in milliseconds since 1970.
     pub last_ms: i64,
-    /// How often it asked.
+    /// Number of the host's requests.
     pub times: u64,
 }
 
-/// A point in a cluster's life.
+/// An event in a cluster's life, with its time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Moment {
-    /// What happened: `open`, `full`, `preparing`, `committed`, `formed`, ….
+    /// Name of the event: `open`, `full`, `preparing`, `committed`, `formed`, ….
     pub event: String,
-    /// When, in milliseconds since 1970.
+    /// Time of the event, in milliseconds since 1970.
     pub at_ms: i64,
-    /// Milliseconds since the last missing agent came (negative before); none until then.
+    /// Milliseconds from the arrival of the last missing agent to the event, negative before it;
+    /// none until it has come.
     pub since_full_ms: Option<i64>,
 }
 
-/// One thing that a cluster waits for.
+/// One reason why a cluster waits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Explanation {
-    /// Stable name of the reason, such as `seats_missing`.
+    /// Stable name of the reason, such as `seats_free`.
     pub code: String,
-    /// What is missing, in a sentence.
+    /// Sentence that says what is missing.
     pub missing: String,
-    /// Who holds it: names of members, or `admin`, `service`.
+    /// Parties that hold the cluster up: names of members, or `admin`, `service`.
     pub held_by: Vec<String>,
-    /// The last error about it.
+    /// Last error about this reason.
     pub last_error: Option<String>,
-    /// When it is tried again, in milliseconds since 1970.
+    /// Time of the next try, in milliseconds since 1970.
     pub next_retry_ms: Option<i64>,
-    /// Command that would help.
+    /// Command that would help the cluster on.
     pub command: Option<String>,
 }
 
@@ -322,88 +326,89 @@ impl std::fmt::Display for Explanation {
     }
 }
 
-/// `GET /v1/clusters/{id}`.
+/// Answer of `GET /v1/clusters/{id}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterView {
-    /// The same as in the list.
+    /// Summary of the cluster, as in a list of clusters.
     #[serde(flatten)]
     pub summary: ClusterSummary,
     /// Hash of the newest statement; none for a draft.
     pub statement: Option<Digest>,
-    /// Agents: seats in order, then standbys, longest waiting first.
+    /// Agents: those with seats in order, then the standbys, longest waiting first.
     pub seats: Vec<SeatView>,
-    /// The cluster's life so far.
+    /// Events in the cluster's life so far.
     pub timeline: Vec<Moment>,
-    /// What it waits for.
+    /// Reasons why the cluster waits.
     pub explain: Vec<Explanation>,
-    /// `h`, once committed.
+    /// Hash `h` of the committed proposal; none before the commit.
     pub document: Option<Digest>,
-    /// The Raft cluster id that a majority reported, or that the last recovery made; 16 hexadecimal
+    /// Raft cluster id that a majority reported, or that the last recovery made; 16 hexadecimal
     /// digits.
     pub raft_cluster_id: Option<String>,
-    /// Alarms, such as two documents.
+    /// Alarms, such as a second commit document.
     pub alarms: Vec<String>,
-    /// The members now.
+    /// Members of the cluster at present.
     #[serde(default)]
     pub present: MembersView,
-    /// Hosts that hold a boot token and have no place.
+    /// Hosts that hold a boot token and get no seat.
     #[serde(default)]
     pub asking: Vec<AskingHost>,
-    /// How it ended; none as long as it lives.
+    /// End of the cluster; none as long as it lives.
     #[serde(default)]
     pub ended: Option<EndView>,
 }
 
-/// `GET /v1/clusters/{id}/statements`: the whole chain.
+/// Answer of `GET /v1/clusters/{id}/statements`: the whole chain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StatementList {
-    /// In order.
+    /// Signed statements, in order.
     pub statements: Vec<Jws>,
 }
 
-/// `GET /v1/clusters/{id}/explain`.
+/// Answer of `GET /v1/clusters/{id}/explain`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExplainResponse {
-    /// Its state.
+    /// State of the cluster.
     pub state: ClusterState,
-    /// Its epoch.
+    /// Epoch of the present proposal, or of the next one.
     pub epoch: u64,
     /// Agents, as in [`ClusterView::seats`].
     pub seats: Vec<SeatView>,
-    /// What it waits for; empty if for nothing.
+    /// Reasons why the cluster waits; empty if it doesn't.
     pub explain: Vec<Explanation>,
-    /// The members now.
+    /// Members of the cluster at present.
     #[serde(default)]
     pub present: MembersView,
-    /// Hosts that hold a boot token and have no place.
+    /// Hosts that hold a boot token and get no seat.
     #[serde(default)]
     pub asking: Vec<AskingHost>,
 }
 
-/// A committed list, with what is needed to verify it; to a member, with its certificates.
+/// A committed list, with everything that is needed to verify it. A member also gets its
+/// certificates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CommitDocument {
-    /// The signed document.
+    /// Commit document, signed by the service.
     pub document: Jws,
     /// The statement chain, in order.
     pub statements: Vec<Jws>,
-    /// The member's certificates; none for an admin.
+    /// Certificates of the asking member; none for an admin.
     pub leaves: Option<Leaves>,
 }
 
-/// `POST /v1/clusters/{id}/abandon`.
+/// Body of `POST /v1/clusters/{id}/abandon`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AbandonRequest {
-    /// Why, for those who are turned away.
+    /// Reason, which refused agents are told.
     pub reason: String,
 }
 
-/// `POST /v1/clusters/{id}/credentials`.
+/// Body of `POST /v1/clusters/{id}/credentials`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CredentialsRequest {
-    /// The client's key.
+    /// Signing request for the client's key.
     pub csr: Csr,
 }
 
@@ -414,7 +419,7 @@ pub struct CredentialsResponse {
     pub certificate: String,
     /// CA of the members' server certificates on the client port, PEM.
     pub client_ca: String,
-    /// When it ends, in milliseconds since 1970.
+    /// End of the certificate's validity, in milliseconds since 1970.
     pub expires_at_ms: i64,
     /// Client URLs of the cluster; empty before the commit.
     pub endpoints: Vec<NodeUrl>,

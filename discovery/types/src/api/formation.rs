@@ -11,119 +11,119 @@ use crate::digest::{Digest, Nonce};
 use crate::jws::Jws;
 use crate::proposal::Proposal;
 
-/// One run of an agent.
+/// One run of an agent, which tells two holders of one key apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Session {
-    /// How many times it has started with this key.
+    /// Number of times that the agent has started with this key.
     pub boot: u64,
-    /// Random, for this run.
+    /// Random number of this run.
     pub nonce: Nonce,
 }
 
-/// `POST /v1/clusters/{id}/poll`.
+/// Body of `POST /v1/clusters/{id}/poll`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PollRequest {
-    /// The revision that the agent has seen; the answer waits for a later one. None answers at
-    /// once.
+    /// Revision that the agent has seen: the answer waits for a later one. Without it the service
+    /// answers at once.
     pub after: Option<u64>,
-    /// How many times the agent has started with this key.
+    /// Number of times that the agent has started with this key.
     pub boot: u64,
-    /// Random, for this run of the agent.
+    /// Random number of this run of the agent.
     pub nonce: Nonce,
-    /// The highest epoch that it signed or released, 0 if none.
+    /// Highest epoch that the agent has signed or released, 0 if none.
     pub highest_epoch: u64,
 }
 
-/// What an agent is to the cluster.
+/// Standing of the asking agent in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
-    /// Has this seat (from 1).
+    /// The agent has this seat (from 1).
     Seated(u8),
-    /// Waits; this many wait before it.
+    /// The agent waits for a seat, with this many standbys before it.
     Standby(u32),
-    /// Is in the committed list, at this seat.
+    /// The agent is in the committed list, at this seat.
     Member(u8),
-    /// The asker is no agent of the cluster (an admin who reads).
+    /// The caller is no agent of the cluster, but an admin who reads.
     Reader,
 }
 
-/// What an agent needs to know now. The same answer to poll, ack, nack, probes and release.
+/// State of a cluster for one of its agents: the answer to poll, ack, nack, probes and release.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PollResponse {
-    /// Moves when anything here but `now_ms` and leases has changed.
+    /// Revision: it moves when anything here but `now_ms` and leases has changed.
     pub rev: u64,
-    /// The service's time, in milliseconds since 1970: what clock skew is judged against.
+    /// Time of the service, in milliseconds since 1970: clock skew is judged by it.
     pub now_ms: i64,
-    /// The cluster's state.
+    /// State of the cluster.
     pub state: ClusterState,
-    /// Its epoch.
+    /// Epoch of the present proposal, or of the next one.
     pub epoch: u64,
-    /// What the asker is to it.
+    /// Standing of the asking agent.
     pub standing: Standing,
-    /// Seats that are taken.
+    /// Number of seats that are taken.
     pub seated: u8,
-    /// How many there are.
+    /// Number of seats of the cluster.
     pub size: u8,
-    /// Milliseconds until the asker's lease lapses if it says nothing.
+    /// Milliseconds until the agent's lease lapses without another request.
     pub lease_ms: Option<u64>,
-    /// Milliseconds until the frozen list is given up; none if none is.
+    /// Milliseconds until the frozen list is given up; none if no list is frozen.
     pub prepare_ms: Option<u64>,
     /// The statement chain, in order.
     pub statements: Vec<Jws>,
     /// The frozen list, while preparing.
     pub proposal: Option<Proposal>,
-    /// The matrix in this epoch: each row by the seat that probed.
+    /// Rows of the probe matrix in this epoch.
     pub matrix: Vec<MatrixRow>,
-    /// Releases that agents of earlier lists signed.
+    /// Signed releases by agents of earlier lists.
     pub releases: Vec<Jws>,
-    /// The committed list; to its members with their certificates.
+    /// Committed list; a member also gets its certificates.
     pub document: Option<CommitDocument>,
-    /// What the cluster waits for.
+    /// Reasons why the cluster waits.
     pub explain: Vec<Explanation>,
 }
 
-/// One seat's probes.
+/// Row of the probe matrix: the results of one seat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MatrixRow {
-    /// The seat that probed.
+    /// Seat that probed the others.
     pub seat: u8,
-    /// What it found, for each other seat.
+    /// Result for each other seat.
     pub results: Vec<ProbeResult>,
 }
 
-/// Whether one seat reached another at its peer URLs, with its key.
+/// Result of one seat's probe of another at its peer URLs, with its key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProbeResult {
-    /// The seat that was probed.
+    /// Seat that was probed.
     pub seat: u8,
-    /// Whether all its peer URLs answered with the right key and incarnation.
+    /// Whether all peer URLs of the seat answered with the right key and incarnation.
     pub reached: bool,
-    /// What the last attempt ended with, at most 300 characters; none if reached.
+    /// Error of the last attempt, at most 300 characters; none if the seat was reached.
     pub error: Option<String>,
-    /// Round trip in microseconds, if reached.
+    /// Round trip in microseconds, if the seat was reached.
     pub round_trip_us: Option<u64>,
 }
 
-/// `POST /v1/clusters/{id}/probes`.
+/// Body of `POST /v1/clusters/{id}/probes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProbesRequest {
-    /// This run of the agent.
+    /// Session of the agent.
     pub session: Session,
-    /// The proposal's epoch.
+    /// Epoch of the proposal.
     pub epoch: u64,
-    /// The proposal's hash.
+    /// Hash of the proposal.
     pub h: Digest,
-    /// One per other seat.
+    /// One result per other seat.
     pub results: Vec<ProbeResult>,
 }
 
-/// Why an agent doesn't sign: always about itself. An unreachable peer is no reason, it stands in
-/// the matrix.
+/// Reason why an agent doesn't sign, which always concerns the agent itself. An unreachable peer is
+/// no reason: it stands in the probe matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NackReason {
@@ -145,90 +145,90 @@ pub enum NackReason {
     Stopping,
 }
 
-/// `POST /v1/clusters/{id}/nack`.
+/// Body of `POST /v1/clusters/{id}/nack`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NackRequest {
-    /// This run of the agent.
+    /// Session of the agent.
     pub session: Session,
-    /// The proposal's epoch.
+    /// Epoch of the proposal.
     pub epoch: u64,
-    /// The proposal's hash.
+    /// Hash of the proposal.
     pub h: Digest,
-    /// Why.
+    /// Reason why the agent doesn't sign.
     pub reason: NackReason,
-    /// Why, in a sentence of at most 300 characters.
+    /// Reason in a sentence of at most 300 characters.
     pub detail: String,
 }
 
-/// `POST /v1/redeem`.
+/// Answer of `POST /v1/redeem`.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct RedeemResponse {
-    /// The first access token.
+    /// First access token of the agent.
     pub token: TokenResponse,
-    /// The service's name as audience of later assertions.
+    /// Name of the service, the audience of later assertions.
     pub issuer: String,
-    /// The service's signing keys.
+    /// Signing keys of the service.
     pub jwks: Jwks,
-    /// The grant, for the agent to verify.
+    /// Signed grant, for the agent to verify.
     pub grant: Jws,
-    /// How things stand.
+    /// State of the cluster, as in the answer to a poll.
     pub poll: PollResponse,
 }
 
-/// `POST /v1/clusters/{id}/report`: what the agent's own node says.
+/// Body of `POST /v1/clusters/{id}/report`: the state of the agent's own node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReportRequest {
-    /// This run of the agent.
+    /// Session of the agent.
     pub session: Session,
-    /// Hash of the document that the node was started from.
+    /// Hash of the commit document that the node was started from.
     pub h: Digest,
-    /// Raft cluster id, 16 hexadecimal digits.
+    /// Raft cluster id of the node, 16 hexadecimal digits.
     pub raft_cluster_id: String,
-    /// The node's member id, 16 hexadecimal digits.
+    /// Member id of the node, 16 hexadecimal digits.
     pub member_id: String,
-    /// The leader's member id, 16 hexadecimal digits; none if there is none.
+    /// Member id of the leader, 16 hexadecimal digits; none without a leader.
     pub leader_id: Option<String>,
-    /// Raft term.
+    /// Raft term of the node.
     pub raft_term: u64,
-    /// Raft index.
+    /// Raft index of the node.
     pub raft_index: u64,
-    /// What the node says that its cluster is, if it was asked.
+    /// Members of the cluster as the node lists them, if it was asked.
     #[serde(default)]
     pub membership: Option<Membership>,
 }
 
-/// `POST /v1/clusters/{id}/trouble`: what keeps a member's node from finding a leader.
+/// Body of `POST /v1/clusters/{id}/trouble`: the reason why a member's node finds no leader.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TroubleRequest {
-    /// This run of the agent.
+    /// Session of the agent.
     pub session: Session,
-    /// Hash of the document that the node was started from.
+    /// Hash of the commit document that the node was started from.
     pub h: Digest,
-    /// What the node's log says, for people; at most 300 characters.
+    /// Message of the node's log for people, at most 300 characters.
     pub detail: String,
 }
 
-/// Answer to a report.
+/// Answer of `POST /v1/clusters/{id}/report`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ReportResponse {
-    /// The cluster's state now.
+    /// State of the cluster at present.
     pub state: ClusterState,
-    /// Raft cluster whose members the service listens to, 16 hexadecimal digits: the founded one,
-    /// or the one that the last recovery made. None where the report names no members.
+    /// Raft cluster from which the service accepts members' reports, 16 hexadecimal digits: the
+    /// founded one, or the one that the last recovery made. None if the report names no members.
     #[serde(default)]
     pub raft_cluster_id: Option<String>,
 }
 
-/// `POST /v1/clusters/{id}/adopt`: a document that the service may have lost.
+/// Body of `POST /v1/clusters/{id}/adopt`: a document that the service may have lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AdoptRequest {
-    /// The cluster.
+    /// Cluster of the document.
     pub cluster: Uuid,
-    /// The document.
+    /// Commit document, signed by the service.
     pub document: Jws,
     /// The statement chain, in order.
     pub statements: Vec<Jws>,

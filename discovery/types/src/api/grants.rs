@@ -7,7 +7,7 @@ use crate::grant::Grant;
 use crate::jws::Jws;
 use crate::key::KeyId;
 
-/// Whether a token is worth anything.
+/// State of a token, by the service's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GrantState {
@@ -21,24 +21,24 @@ pub enum GrantState {
     Closed,
 }
 
-/// One grant.
+/// A grant, and the state of its token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GrantView {
-    /// What the issuer signed.
+    /// Payload that the issuer signed.
     pub grant: Grant,
-    /// The signed form.
+    /// Grant in its signed form.
     pub jws: Jws,
-    /// Who signed it.
+    /// Key id of the issuer.
     pub issuer: KeyId,
-    /// Whether it is worth anything, by the service's clock.
+    /// State of the token, by the service's clock.
     pub state: GrantState,
-    /// How many different keys have used it.
+    /// Number of different keys that have redeemed the token.
     pub keys: u32,
 }
 
-/// `GET /v1/clusters/{id}/grants`.
+/// Answer of `GET /v1/clusters/{id}/grants`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GrantList {
-    /// Newest first.
+    /// Grants of the cluster, newest first.
     pub grants: Vec<GrantView>,
 }

@@ -17,7 +17,7 @@ pub const MAX_MEMBER_NAME: usize = 255;
 /// Largest number of members that a report may hold.
 pub const MAX_MEMBERS: usize = 64;
 
-/// How far an intent has come.
+/// State of an intent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum IntentState {
@@ -103,48 +103,48 @@ impl std::fmt::Display for IntentState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InitialMember {
-    /// Its name; empty for one that has not started yet.
+    /// Name of the member; empty if it has not started yet.
     pub name: String,
-    /// One of its peer URLs: a member with two stands there twice, as in etcd's flag.
+    /// One peer URL of the member: a member with two URLs has two entries, as in etcd's flag.
     pub peer_url: NodeUrl,
 }
 
-/// What became of an intent, as an agent of the cluster says.
+/// Outcome of an intent, as an agent of the cluster reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Outcome {
-    /// The newcomer is a learner.
+    /// The newcomer is a learner of the cluster.
     Added {
-        /// Its id.
+        /// Id of the member.
         member: MemberId,
-        /// What it starts with: the members, itself among them.
+        /// Members that the newcomer starts with, itself among them.
         initial_cluster: Vec<InitialMember>,
     },
-    /// The newcomer is a voter, and whom it replaces is gone.
+    /// The newcomer is a voter, and the member that it replaces was removed.
     Promoted {
-        /// Its id.
+        /// Id of the member.
         member: MemberId,
     },
-    /// The member is gone.
+    /// The member was removed from the cluster.
     Removed {
-        /// Its id.
+        /// Id of the member.
         member: MemberId,
     },
-    /// The member has its other peer URLs.
+    /// The member has its new peer URLs.
     Updated {
-        /// Its id.
+        /// Id of the member.
         member: MemberId,
     },
-    /// It won't be done.
+    /// The change was refused.
     Refused {
-        /// Why, and what to do, in at most 300 characters.
+        /// Reason, and what to do, in at most 300 characters.
         reason: String,
     },
-    /// The newcomer was taken out again.
+    /// The newcomer didn't catch up and was removed again.
     Stalled {
-        /// Its id.
+        /// Id of the member.
         member: MemberId,
-        /// Why, and what to do, in at most 300 characters.
+        /// Reason, and what to do, in at most 300 characters.
         reason: String,
     },
 }
@@ -175,12 +175,12 @@ impl Outcome {
     }
 }
 
-/// `POST /v1/clusters/{id}/intents/{operation}/outcome`: what an agent of the cluster did, or why
-/// it didn't. Not about the agent's own joining.
+/// Body of `POST /v1/clusters/{id}/intents/{operation}/outcome`: what an agent of the cluster did,
+/// or why it refused. The agent's own joining is not reported here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OutcomeRequest {
-    /// What became of it.
+    /// Outcome of the intent.
     pub outcome: Outcome,
     /// Raft term of the agent's node, at or after the change.
     pub raft_term: u64,
@@ -188,72 +188,74 @@ pub struct OutcomeRequest {
     pub raft_index: u64,
 }
 
-/// An intent and how far it has come.
+/// An intent and its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IntentView {
-    /// The change.
+    /// The intent as it is handed to agents.
     pub intent: Intent,
-    /// How far it has come.
+    /// State of the intent.
     pub state: IntentState,
-    /// Moves when anything here has changed; counts for all intents of the cluster.
+    /// Revision: it moves when anything here has changed, and counts for all intents of the
+    /// cluster.
     pub rev: u64,
-    /// Whom it is about, for people: a newcomer's name, or a member's id.
+    /// Subject of the change, for people: a newcomer's name, or a member's id.
     pub subject: String,
-    /// Name of the admin who signed it.
+    /// Name of the admin who signed the change.
     pub by: String,
-    /// When the service got it, in milliseconds since 1970.
+    /// Time at which the service got the intent, in milliseconds since 1970.
     pub made_at_ms: i64,
-    /// What an agent said last.
+    /// Last outcome that an agent reported.
     pub outcome: Option<Outcome>,
-    /// Name of the member whose agent said it.
+    /// Name of the member whose agent reported it.
     pub reported_by: Option<String>,
-    /// What it waits for; empty once it is over.
+    /// Reasons why the intent waits; empty once it has ended.
     pub explain: Vec<Explanation>,
-    /// The member that leaves or moves by it; none where a newcomer replaces nobody.
+    /// Member that leaves or moves; none if a newcomer replaces no member.
     #[serde(default)]
     pub about: Option<MemberId>,
-    /// That member's name, as far as the cluster has told it.
+    /// Name of that member, as far as the cluster has reported it.
     #[serde(default)]
     pub about_name: Option<String>,
-    /// Why the agent beside the leader waits.
+    /// Reason why the agent beside the leader waits.
     #[serde(default)]
     pub waits: Option<WaitView>,
 }
 
-/// Why an intent waits, as the agent beside the leader said last.
+/// Reason why an intent waits, as the agent beside the leader reported it last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WaitView {
-    /// The agent's sentence.
+    /// Reason in a sentence by the agent.
     pub reason: String,
-    /// Name of the member whose agent said it.
+    /// Name of the member whose agent reported it.
     pub by: String,
-    /// When, in milliseconds since 1970.
+    /// Time of the report, in milliseconds since 1970.
     pub at_ms: i64,
 }
 
-/// `POST /v1/clusters/{id}/intents/{operation}/wait`: why the agent beside the leader waits.
+/// Body of `POST /v1/clusters/{id}/intents/{operation}/wait`: why the agent beside the leader
+/// waits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WaitRequest {
-    /// One sentence, of which 300 characters are kept.
+    /// Reason in one sentence, of which 300 characters are kept.
     pub reason: String,
 }
 
-/// `GET /v1/clusters/{id}/intents[?after=&all=]`: with `after` the answer waits until `rev` is
-/// another one.
+/// Answer of `GET /v1/clusters/{id}/intents[?after=&all=]`. With `after` the answer waits until
+/// `rev` is another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IntentList {
-    /// Moves when an intent has changed.
+    /// Revision: it moves when an intent has changed.
     pub rev: u64,
-    /// The service's time, in milliseconds since 1970.
+    /// Time of the service, in milliseconds since 1970.
     pub now_ms: i64,
-    /// Hash of the cluster's newest statement: who doesn't know it reads the chain first.
+    /// Hash of the cluster's newest statement: an agent that doesn't know it reads the chain first.
     pub statement: Digest,
-    /// Those that somebody has to act on; with `all` the others of the last day too. Oldest first.
+    /// Intents that need an action; with `all` also the others of the last day. Oldest first.
     pub intents: Vec<IntentView>,
 }
 
-/// Which program a host runs as its node. The two can't be members of one cluster: each refuses the
+/// Program that a host runs as its node. The two can't be members of one cluster: each refuses the
 /// other's peer protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -273,48 +275,49 @@ impl std::fmt::Display for NodeProgram {
     }
 }
 
-/// `POST /v1/join`: the newcomer's part begins. What it needs to check the cluster, and its intent.
+/// Answer of `POST /v1/join`: the newcomer's intent, and what it needs to verify the cluster.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct JoinResponse {
-    /// The first access token.
+    /// First access token of the newcomer.
     pub token: TokenResponse,
-    /// The service's name as audience of later assertions.
+    /// Name of the service, the audience of later assertions.
     pub issuer: String,
-    /// The service's signing keys.
+    /// Signing keys of the service.
     pub jwks: Jwks,
-    /// The service's time, in milliseconds since 1970.
+    /// Time of the service, in milliseconds since 1970.
     pub now_ms: i64,
     /// The statement chain, in order.
     pub statements: Vec<Jws>,
-    /// The cluster's commit document: its identity.
+    /// Commit document of the cluster: it proves the cluster's identity.
     pub document: Jws,
-    /// The intent.
+    /// Intent that adds the newcomer.
     pub intent: IntentView,
 }
 
-/// `POST /v1/clusters/{id}/recoveries`: the recovery statements that lead from the founded Raft
-/// cluster to the one that the agent's node is in. From the agent that the last one names.
+/// Body of `POST /v1/clusters/{id}/recoveries`: the recovery statements that lead from the founded
+/// Raft cluster to that of the agent's node. Sent by the agent that the last one names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RecoveriesRequest {
-    /// All of them, in order.
+    /// All recovery statements, in order.
     pub recoveries: Vec<Jws>,
 }
 
-/// Answer to recovery statements.
+/// Answer of `POST /v1/clusters/{id}/recoveries`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RecoveriesResponse {
-    /// How many recoveries of the cluster the service follows.
+    /// Number of recoveries of the cluster that the service follows.
     pub followed: u32,
-    /// Raft cluster that they end with, 16 hexadecimal digits.
+    /// Raft cluster after the last of these recoveries, 16 hexadecimal digits.
     pub raft_cluster_id: String,
 }
 
-/// `POST /v1/clusters/{id}/leaves`: a member's certificates anew, or a newcomer's first ones.
+/// Body of `POST /v1/clusters/{id}/leaves`: a member gets new certificates, or a newcomer its first
+/// ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LeavesRequest {
-    /// Over the node's key that the member's record has.
+    /// Signing request for the node key in the member's record.
     pub csr: Csr,
 }
 
@@ -322,75 +325,76 @@ pub struct LeavesRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ListedMember {
-    /// Its id.
+    /// Id of the member.
     pub id: MemberId,
-    /// Its name; empty for one that has not started yet.
+    /// Name of the member; empty if it has not started yet.
     pub name: String,
-    /// Where its peers reach it, as the cluster has it: text, since a cluster takes what it is told.
+    /// URLs at which peers reach the member: plain text, since a cluster accepts any text.
     pub peer_urls: Vec<String>,
-    /// Where clients reach it.
+    /// URLs at which clients reach the member.
     pub client_urls: Vec<String>,
-    /// Whether it has no vote.
+    /// Whether the member is a learner, without a vote.
     pub is_learner: bool,
 }
 
-/// What a node says that its cluster is: a linearizable MemberList.
+/// Members of a cluster as a node lists them, from a linearizable MemberList.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Membership {
-    /// Raft index of the last change of members, which `muster-node` says; none with stock etcd.
+    /// Raft index of the last change of members, which only `muster-node` reports; none with stock
+    /// etcd.
     pub configuration: Option<u64>,
-    /// The members, by id.
+    /// Members, ordered by id.
     pub members: Vec<ListedMember>,
 }
 
-/// What discovery believes that a cluster is. A hint for whoever looks for the cluster, never an
-/// authority: that is the cluster.
+/// Members of a cluster as discovery knows them. A hint for finding the cluster, and never an
+/// authority: only the cluster itself is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DirectoryView {
-    /// What a quorum of its voters said; until then what the first of them said.
+    /// Members that a quorum of the voters reported, or until then the first reporter.
     pub membership: Membership,
-    /// Whether a quorum did, of the voters in the list that was confirmed before (at first the
-    /// commit document's).
+    /// Whether a quorum reported it, counted among the voters of the previously confirmed list (at
+    /// first the commit document's).
     pub confirmed: bool,
-    /// Raft term of it.
+    /// Raft term at which it was reported.
     pub raft_term: u64,
-    /// Raft index of it.
+    /// Raft index at which it was reported.
     pub raft_index: u64,
-    /// The leader that was named with it last, if any.
+    /// Leader in the latest of these reports, if any.
     pub leader: Option<MemberId>,
-    /// How many members say the same now.
+    /// Number of members that report this list now.
     pub reporters: u32,
-    /// When somebody last said so, in milliseconds since 1970.
+    /// Time of the latest report of this list, in milliseconds since 1970.
     pub at_ms: i64,
 }
 
-/// `GET /v1/clusters/{id}/directory`.
+/// Answer of `GET /v1/clusters/{id}/directory`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DirectoryResponse {
-    /// The cluster's state in discovery.
+    /// State of the cluster in discovery.
     pub state: ClusterState,
-    /// What its members say; none before the first word.
+    /// Members as the cluster's members report them; none before the first report.
     pub view: Option<DirectoryView>,
 }
 
-/// `GET /v1/clusters/{id}/export`: what `ca issue` needs where there is no service.
+/// Answer of `GET /v1/clusters/{id}/export`: what `ca issue` needs without the service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterExport {
-    /// 1.
+    /// Version of the format, always 1.
     pub version: u32,
-    /// The cluster.
+    /// Id of the cluster.
     pub cluster: Uuid,
-    /// Domain of the names in its certificates.
+    /// Domain of the names in the cluster's certificates.
     pub trust_domain: String,
     /// The statement chain, in order.
     pub statements: Vec<Jws>,
-    /// The commit document.
+    /// Commit document of the cluster.
     pub document: Jws,
     /// Key of the peers' CA, encrypted under the service's key directory, base64.
     pub peer_ca_key: String,
-    /// Key of the clients' CA, likewise.
+    /// Key of the clients' CA, encrypted under the service's key directory, base64.
     pub client_ca_key: String,
 }
 

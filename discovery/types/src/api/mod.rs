@@ -96,10 +96,10 @@ pub const MAX_ADOPT_BODY: usize = 512 * 1024;
 /// Longest response body that a client reads, in bytes.
 pub const MAX_RESPONSE: usize = 4 * 1024 * 1024;
 
-/// A request that is one signed message.
+/// A request body that is one signed message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SignedBody {
-    /// The compact JWS.
+    /// Message as a compact JWS.
     pub jws: Jws,
 }

@@ -4,35 +4,36 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// A process that uses, or used, the database.
+/// A discovery process that uses, or used, the database.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProcessView {
-    /// The id in its ledger.
+    /// Id of the process, from its ledger.
     pub id: Uuid,
-    /// Whether it is the one that answers.
+    /// Whether this process answers the request.
     pub answering: bool,
-    /// Commits in its ledger, as far as the database knows: one that was restored may know of too
-    /// few.
+    /// Number of commits in its ledger, as far as the database knows: a restored database may know
+    /// too few.
     pub ledger_entries: u64,
-    /// When it was first seen, in milliseconds since 1970.
+    /// Time at which the process was first seen, in milliseconds since 1970.
     pub first_seen_ms: i64,
-    /// When it was last seen, in milliseconds since 1970.
+    /// Time at which the process was last seen, in milliseconds since 1970.
     pub last_seen_ms: i64,
-    /// Whether the database waits for its ledger.
+    /// Whether the database waits for the ledger of this process.
     pub missing: bool,
-    /// When an owner said that it won't come back, in milliseconds since 1970.
+    /// Time at which an owner declared that the process won't come back, in milliseconds since
+    /// 1970.
     pub forgotten_at_ms: Option<i64>,
 }
 
-/// `GET /v1/processes`, and the answer to `POST /v1/processes/{id}/forget`.
+/// Answer of `GET /v1/processes` and of `POST /v1/processes/{id}/forget`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProcessList {
-    /// Which history of the database this is.
+    /// Generation of the database: the number of its present history.
     pub generation: i64,
-    /// Whether lists may be frozen and committed in it.
+    /// Whether lists may be frozen and committed in this generation.
     pub settled: bool,
-    /// What is wrong and what to do, unless it is settled.
+    /// Problem and remedy, unless the database is settled.
     pub explain: Option<String>,
-    /// The processes, oldest first.
+    /// Processes of the database, oldest first.
     pub processes: Vec<ProcessView>,
 }
