@@ -1,4 +1,4 @@
-//! What every request has at hand.
+//! State that every request handler can reach.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,49 +20,50 @@ use crate::metrics::Metrics;
 use crate::notify::Wakes;
 use crate::store::Store;
 
-/// Shared by all workers; clones share everything. What it does stands where it belongs: events on
-/// clusters in `forming`, what a changed database asks for in `ledger`, the rest in the handlers.
+/// State shared by all workers and by every clone. The logic that uses it is elsewhere: `forming`
+/// applies events to clusters, `ledger` reacts to a changed database, and `handlers` does the rest.
 #[derive(Clone)]
 pub(crate) struct App {
-    /// Rows.
+    /// Access to the rows in Postgres.
     pub store: Store,
-    /// Our keys.
+    /// The key directory: the service's own keys and settings.
     pub keys: Arc<Keydir>,
-    /// The service's time.
+    /// Postgres' time, carried on between queries.
     pub clock: Arc<Clock>,
-    /// What is counted.
+    /// Counters and gauges that `/metrics` shows.
     pub metrics: Arc<Metrics>,
-    /// Who waits.
+    /// Wake-ups for requests that wait for a cluster to change.
     pub wakes: Wakes,
-    /// Who the admins are.
+    /// The verified admin chain: who the admins are and which roles they have.
     pub admins: Arc<AdminDirectory>,
-    /// The protocol's times.
+    /// Time limits of the formation protocol.
     pub settings: Settings,
-    /// The longest deadline that a statement may set, in seconds.
+    /// Maximum deadline that a statement may set, in seconds.
     pub max_deadline_seconds: u64,
-    /// The service's name in tokens.
+    /// The service's name: issuer and audience of its access tokens.
     pub issuer: Arc<str>,
-    /// Requests per address.
+    /// Rate limit on requests, per address.
     pub addresses: Arc<AddressLimit>,
-    /// Documents shown per address: each costs dozens of signatures to look at.
+    /// Rate limit on adopted documents, per address: each costs dozens of signature checks.
     pub adoptions: Arc<AddressLimit>,
-    /// New connections per address.
+    /// Rate limit on new connections, per address.
     pub connections: Arc<AddressLimit>,
-    /// Places for parked polls, by the key that polls.
+    /// Bounded slots for long polls. The key is the public key of the poller.
     pub parked: Places<[u8; 32]>,
-    /// How long a poll is parked.
+    /// Maximum time that a long poll waits for a change.
     pub poll: Duration,
-    /// How long a draft lives.
+    /// How long a draft can be used after it was made.
     pub draft_life: Duration,
-    /// Cancelled when the process drains: parked polls end.
+    /// Cancelled when the process drains, which ends every long poll.
     pub draining: CancellationToken,
 }
 
-/// Documents that an address may show in a second; and at once, after a restore.
+/// Rate (a second) and burst of documents that one address may show. A burst is normal after a
+/// restore.
 pub(crate) const ADOPTIONS: (u32, u32) = (2, 20);
 
 impl App {
-    /// The answer to an address that asks too often.
+    /// Error for an address over its rate limit; counts an alarm.
     pub(crate) fn rate_limited(&self, wait: Duration) -> ApiError {
         self.metrics.alarm("rate_limited");
         let next = "Wait, and send less often.";
@@ -70,7 +71,7 @@ impl App {
             .retry_after(wait.as_secs() + 1)
     }
 
-    /// A place for a parked poll, until it is dropped.
+    /// Takes a slot for a long poll. Dropping the `Place` frees it.
     pub(crate) fn place_to_park(&self, key: &PublicKey) -> Result<Place<[u8; 32]>, ApiError> {
         self.parked.take(*key.as_bytes()).ok_or_else(|| {
             let next = "Wait, and poll again; or start another discovery process.";
@@ -79,7 +80,7 @@ impl App {
         })
     }
 
-    /// An access token for `key`, from now on.
+    /// Issues an access token for `key`, valid from now for `MAX_ACCESS_SECONDS`.
     pub(crate) fn token(&self, key: &PublicKey, subject: Subject) -> TokenResponse {
         let iat = self.clock.seconds();
         let token = AccessToken {

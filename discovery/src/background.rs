@@ -1,5 +1,5 @@
-//! What a process does on its own: listens for other processes' hints, sweeps, puts its ledger
-//! back. Each task starts over after an error, with a growing pause.
+//! Background tasks of a process: listen for other processes' notifications, sweep, fill the ledger
+//! and write it back. Each task retries after an error, with a growing pause.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ use crate::app::App;
 use crate::ledger;
 use crate::store::cluster::CHANNEL;
 
-/// How often the log says how far a long fill of the ledger has come.
+/// How often the log reports progress while the ledger is filled.
 const PROGRESS: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Starts all of it on `tracker`; it ends with `stop`.
+/// Spawns all background tasks on `tracker`. Cancelling `stop` ends them.
 pub(crate) fn start(app: &App, sweep: Duration, tracker: &TaskTracker, stop: &CancellationToken) {
     tracker.spawn(until(stop.clone(), listen(app.clone())));
     tracker.spawn(until(stop.clone(), sweep_often(app.clone(), sweep)));
@@ -29,7 +29,8 @@ async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
     let _ = stop.run_until_cancelled(task).await;
 }
 
-/// Other processes' changes, as hints. After a lost connection anything may have been missed.
+/// Listens for other processes' changes, which arrive as Postgres notifications. A lost connection
+/// may lose notifications, so every waiter is woken after one.
 async fn listen(app: App) {
     let mut pause = FIRST_PAUSE;
     loop {
@@ -51,7 +52,8 @@ async fn listen_once(app: &App, pause: &mut Duration) -> Result<(), sqlx::Error>
     loop {
         match listener.try_recv().await? {
             Some(hint) if hint.channel() == ledger::CHANNEL => {
-                // One copy takes all that is there: those announced meanwhile are in it.
+                // One copy takes every decision there is, so it covers any announced in the
+                // meantime.
                 let known = app.store.ledger().known().map_or(0, |known| known.copied.number);
                 if hint.payload().parse().is_ok_and(|number: u64| number <= known) {
                     continue;
@@ -62,7 +64,7 @@ async fn listen_once(app: &App, pause: &mut Duration) -> Result<(), sqlx::Error>
                 Ok(cluster) => app.wakes.wake(cluster),
                 Err(_) => tracing::debug!("a hint that names no cluster"),
             },
-            // Reconnected.
+            // The connection was lost, and notifications with it.
             None => {
                 copy(app).await;
                 app.wakes.wake_all();
@@ -71,8 +73,8 @@ async fn listen_once(app: &App, pause: &mut Duration) -> Result<(), sqlx::Error>
     }
 }
 
-/// What was decided elsewhere comes into this process's ledger; if not now, at the sweep, and
-/// before it decides anything itself.
+/// Copies other processes' decisions into this ledger. After an error the next sweep copies them,
+/// and so does any transaction that decides something.
 async fn copy(app: &App) {
     if let Err(error) = app.copy_news().await {
         tracing::debug!(%error, "can't copy what was decided");
@@ -96,7 +98,7 @@ async fn sweep_often(app: App, every: Duration) {
     }
 }
 
-/// A ledger that lacks more than a connection may copy is filled here, and the log says how far.
+/// Fills the ledger in batches when it lacks more than a connection may copy. Logs the progress.
 async fn fill_ledger_when_behind(app: App) {
     let mut pause = FIRST_PAUSE;
     loop {
@@ -151,7 +153,8 @@ async fn tell_progress_until<T>(app: &App, work: impl Future<Output = T>) -> T {
     }
 }
 
-/// The ledger goes back as soon as the database is found to have changed.
+/// Writes the ledger's commits back into the database as soon as the database is found to have
+/// changed.
 async fn put_back_when_changed(app: App) {
     let mut pause = FIRST_PAUSE;
     loop {
@@ -159,7 +162,7 @@ async fn put_back_when_changed(app: App) {
             Ok(_) => {
                 pause = FIRST_PAUSE;
                 app.store.watch().changed.notified().await;
-                // However often it changes.
+                // Limits the rate of runs, however often the database changes.
                 tokio::time::sleep(FIRST_PAUSE).await;
             }
             Err(error) => {
@@ -171,7 +174,8 @@ async fn put_back_when_changed(app: App) {
     }
 }
 
-/// Clusters go on as soon as the database is settled, whoever has settled it.
+/// Settles the clusters as soon as the database's generation is settled, by this process or
+/// another.
 async fn go_on_when_settled(app: App) {
     let mut generation = app.store.watch().generation.subscribe();
     while generation.changed().await.is_ok() {

@@ -1,8 +1,8 @@
-//! The two certificate authorities of a cluster, and the leaves they sign.
+//! The two certificate authorities of a cluster, and the leaf certificates that they sign.
 //!
-//! Everything here is ECDSA P-256: BoringSSL and grpcio refuse Ed25519 in a TLS server's or CA's
-//! certificate. Validity is reckoned from the time that the caller passes (Postgres' clock), and
-//! begins one hour back, for hosts whose clocks are behind.
+//! All keys here are ECDSA P-256: BoringSSL and grpcio refuse Ed25519 in a TLS server's or CA's
+//! certificate. Validity starts at the time that the caller passes (Postgres' clock) minus one
+//! hour, for hosts whose clocks are behind.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -21,42 +21,43 @@ use crate::kek::Purpose;
 
 const HOUR: u64 = 3_600;
 const DAY: u64 = 24 * HOUR;
-/// CAs outlive every leaf that anyone will want to renew under them.
+/// Validity of a CA: longer than any leaf that will be renewed under it.
 const CA_LIFE: Duration = Duration::from_secs(20 * 365 * DAY);
-/// Members' certificates.
+/// Validity of a member's certificates.
 pub(crate) const MEMBER_LIFE: Duration = Duration::from_secs(365 * DAY);
-/// Certificates for `etcdctl` and applications.
+/// Validity of client certificates for `etcdctl` and applications.
 pub(crate) const CREDENTIAL_LIFE: Duration = Duration::from_secs(7 * DAY);
 
-/// Why nothing was issued.
+/// Why no certificate was issued.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CaError {
-    /// Not PKCS#10, its own signature doesn't verify, or it asks for what can't be read.
+    /// The request isn't PKCS#10, its own signature doesn't verify, or an extension can't be
+    /// parsed.
     #[error("the certificate request can't be read, or isn't signed by its own key")]
     Request(#[source] rcgen::Error),
     /// The key in the request isn't ECDSA P-256.
     #[error("the certificate request's key must be ECDSA P-256")]
     KeyType,
-    /// The stored CA doesn't load.
+    /// The stored CA's key or certificate can't be loaded.
     #[error("the cluster's CA can't be loaded")]
     Authority(#[source] rcgen::Error),
-    /// A name or address that can't stand in a certificate.
+    /// A name or address that a certificate can't contain.
     #[error("`{0}` can't stand in a certificate")]
     Name(String),
-    /// The library or the system's randomness failed.
+    /// The signing library or the system's random source failed.
     #[error("signing failed")]
     Signing(#[source] rcgen::Error),
 }
 
-/// A CA as it is made: certificate for everyone, key for the KEK.
+/// A new CA. The certificate is public; the key must be wrapped by the KEK before it is stored.
 pub(crate) struct NewCa {
     /// DER of the self-signed certificate.
     pub certificate: Vec<u8>,
-    /// PKCS#8 DER of its key.
+    /// PKCS#8 DER of the private key.
     pub key: Zeroizing<Vec<u8>>,
 }
 
-/// Makes one of a cluster's CAs. `now` is seconds since 1970.
+/// Makes a new CA for one of a cluster's two purposes. `now` is in seconds since 1970.
 pub(crate) fn make_ca(
     cluster: Uuid,
     name: &str,
@@ -80,37 +81,37 @@ pub(crate) fn make_ca(
     Ok(NewCa { certificate: certificate.der().to_vec(), key: Zeroizing::new(key.serialize_der()) })
 }
 
-/// A CA, loaded to sign.
+/// A loaded CA that can sign leaf certificates.
 pub(crate) struct Ca {
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// What a member's leaf says.
+/// The names that a member's leaf certificates contain.
 #[derive(Clone, Debug)]
 pub(crate) struct MemberLeaf<'a> {
-    /// Of the SPIFFE name.
+    /// Trust domain of the member's SPIFFE name.
     pub trust_domain: &'a str,
-    /// The cluster.
     pub cluster: Uuid,
-    /// A founder's seat, 1 to `size`; a newcomer's id.
+    /// A founder's seat (1 to `size`), or a newcomer's member id.
     pub member: &'a str,
-    /// Hosts of its peer URLs, without ports: IP addresses or DNS names.
+    /// Hosts of the member's peer URLs, without ports: IP addresses or DNS names.
     pub peer_hosts: &'a [String],
-    /// Hosts of its client URLs.
+    /// Hosts of the member's client URLs, without ports.
     pub client_hosts: &'a [String],
 }
 
-/// Both of a cluster's CAs, loaded to sign.
+/// Both CAs of a cluster, loaded to sign.
 pub(crate) struct Authority {
-    /// For peers.
+    /// Signs the certificates of peer connections.
     pub peer: Ca,
-    /// For clients.
+    /// Signs the certificates of the client port.
     pub client: Ca,
 }
 
 impl Authority {
-    /// DER of a member's peer leaf and of its client leaf, with which it serves clients at all of its
-    /// addresses.
+    /// Issues a member's two leaves and returns their DER: the peer leaf, then the client leaf. The
+    /// client leaf contains the hosts of both kinds of URL, because the member serves clients at
+    /// all of them.
     pub(crate) fn issue_member(
         &self,
         csr: &[u8],
@@ -125,7 +126,7 @@ impl Authority {
     }
 }
 
-/// Hosts of normalised URLs (`https://host:port`), each once.
+/// Returns the hosts of normalised URLs (`https://host:port`), sorted and without duplicates.
 pub(crate) fn hosts(urls: &[String]) -> Vec<String> {
     let mut hosts: Vec<String> = urls
         .iter()
@@ -148,7 +149,8 @@ impl Ca {
         Ok(Ca { issuer })
     }
 
-    /// DER of a leaf for the key in `csr` (PKCS#10 DER), of which only the key is used.
+    /// Returns the DER of a leaf for the key in `csr` (PKCS#10 DER). Everything else in `csr` is
+    /// ignored.
     fn issue_member(
         &self,
         csr: &[u8],
@@ -168,7 +170,7 @@ impl Ca {
         self.sign(csr, &params)
     }
 
-    /// DER of a client certificate for `etcdctl` or an application.
+    /// Returns the DER of a client certificate for `etcdctl` or an application.
     pub(crate) fn issue_credential(
         &self,
         csr: &[u8],
@@ -224,7 +226,8 @@ fn set_validity(params: &mut CertificateParams, now: u64, life: Duration) {
     params.not_after = epoch + (Duration::from_secs(now) + life);
 }
 
-/// Tests can't wait for a year; a release build contains neither the variable's name nor the call.
+/// Validity of a member's certificates. Tests shorten it with an environment variable, because they
+/// can't wait for a year. A release build contains neither the variable's name nor the call.
 #[cfg(debug_assertions)]
 fn member_life() -> Duration {
     let seconds = std::env::var("MUSTER_MEMBER_LIFE").ok().and_then(|text| text.parse().ok());
@@ -236,7 +239,7 @@ fn member_life() -> Duration {
     MEMBER_LIFE
 }
 
-/// 127 random bits, positive as RFC 5280 wants it.
+/// Returns a serial number of 126 random bits, positive as RFC 5280 demands.
 fn serial() -> Result<SerialNumber, CaError> {
     let mut bytes = [0_u8; 16];
     SystemRandom::new()

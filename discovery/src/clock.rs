@@ -1,20 +1,22 @@
-//! The service's time is Postgres' time, carried on between queries by the monotonic clock: all
-//! replicas and all tokens agree, whatever this host's wall clock says.
+//! The service's time: Postgres' time, carried on between queries by the monotonic clock. All
+//! replicas and all tokens agree on it, whatever this host's wall clock says.
 //!
-//! The monotonic clock also shows when Postgres' clock was set: a jump forward may be taken back, so
-//! no deadline is believed before the time has gone evenly for a while; and after one backwards,
-//! what was stored in the meantime has to be looked at.
+//! The monotonic clock also shows when Postgres' clock was set:
+//!
+//! - After a jump forward the clock may be set back again. No deadline is trusted before the clock
+//!   has run evenly for a while.
+//! - After a jump backward, whatever was stored in the meantime has to be checked.
 
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
 
-/// Postgres' clock was set if it is this far off what the monotonic clock carried on. Answers that
-/// come late are less than that.
+/// Difference from the carried time above which Postgres' clock was set. Late answers differ by
+/// less.
 const JUMP: Duration = Duration::from_secs(10);
 
-/// A clock that was set by the last answer from Postgres.
+/// Clock that is set by every answer from Postgres.
 #[derive(Debug)]
 pub(crate) struct Clock {
     set: RwLock<Set>,
@@ -24,14 +26,14 @@ pub(crate) struct Clock {
 struct Set {
     micros: i64,
     at: Instant,
-    /// Postgres' clock has not been set since.
+    /// When Postgres' clock was last seen to jump, or when this process started.
     even_since: Instant,
-    /// It was set back, and nobody has asked yet.
+    /// Postgres' clock was set back, and `take_went_back` hasn't reported it yet.
     went_back: bool,
 }
 
 impl Set {
-    /// What the monotonic clock makes of it.
+    /// The last reading from Postgres plus the monotonic time since, in microseconds since 1970.
     fn carried(&self) -> i64 {
         let since = i64::try_from(self.at.elapsed().as_micros()).unwrap_or(i64::MAX);
         self.micros.saturating_add(since)
@@ -39,7 +41,7 @@ impl Set {
 }
 
 impl Default for Clock {
-    /// By this host's clock, until Postgres has said something.
+    /// Uses this host's clock until Postgres has answered.
     fn default() -> Self {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let micros = i64::try_from(since.as_micros()).unwrap_or(i64::MAX);
@@ -49,7 +51,7 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Postgres has just said that it is `micros`.
+    /// Sets the clock to `micros`, the time that Postgres has just reported, and notes a jump.
     pub(crate) fn set(&self, micros: i64) {
         let mut set = self.set.write().unwrap_or_else(PoisonError::into_inner);
         let (now, off) = (Instant::now(), micros.saturating_sub(set.carried()));
@@ -61,29 +63,29 @@ impl Clock {
         (set.micros, set.at) = (micros, now);
     }
 
-    /// How long Postgres' clock has gone as evenly as the monotonic one, as far as this process
-    /// can know.
+    /// How long Postgres' clock has agreed with the monotonic clock, as far as this process has
+    /// seen.
     pub(crate) fn even_for(&self) -> Duration {
         self.set.read().unwrap_or_else(PoisonError::into_inner).even_since.elapsed()
     }
 
-    /// Whether it was set back since the last call.
+    /// Whether Postgres' clock was set back since the last call. Clears the mark.
     pub(crate) fn take_went_back(&self) -> bool {
         let mut set = self.set.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut set.went_back)
     }
 
-    /// Microseconds since 1970.
+    /// Current time in microseconds since 1970.
     pub(crate) fn micros(&self) -> i64 {
         self.set.read().unwrap_or_else(PoisonError::into_inner).carried()
     }
 
-    /// Whole seconds since 1970.
+    /// Current time in whole seconds since 1970.
     pub(crate) fn seconds(&self) -> u64 {
         Duration::from_micros(self.micros().unsigned_abs()).as_secs()
     }
 
-    /// As the `Date` header writes it (RFC 9110, IMF-fixdate).
+    /// Current time as a `Date` header (RFC 9110, IMF-fixdate).
     pub(crate) fn http_date(&self) -> String {
         let time = Timestamp::from_microsecond(self.micros()).unwrap_or(Timestamp::UNIX_EPOCH);
         time.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()

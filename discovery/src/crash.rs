@@ -1,14 +1,16 @@
-//! Places where a test may ask the process to die, as by `kill -9`.
+//! Crash points: places where a test may make the process die, as by `kill -9`. Debug builds only.
 //!
-//! `MUSTER_CRASH_AT=before-commit` and the like; in debug builds alone. Each change of a cluster
-//! (`domain::describe` names them) has two: `before-seated` dies in the transaction that would
-//! seat somebody, `after-seated` right behind its COMMIT. `before-commit` and `after-commit` are
-//! those of the decision, `before-ledger` and `after-ledger` stand around its fsync.
+//! `MUSTER_CRASH_AT=before-commit`, for example, names one. The points are:
 //!
-//! With `MUSTER_CRASH_PID_FILE=…/postmaster.pid` it is that process which dies there, once, and not
-//! this one: so a test takes Postgres away in the middle of any step.
+//! - Two for each change of a cluster (`domain::describe` has the names). `before-seated` dies in
+//!   the transaction that would seat an applicant, `after-seated` right after its COMMIT.
+//! - `before-commit` and `after-commit` for the decision.
+//! - `before-ledger` and `after-ledger` around the ledger's fsync.
+//!
+//! With `MUSTER_CRASH_PID_FILE=…/postmaster.pid` the process in that file dies instead, once. A
+//! test can so stop Postgres in the middle of any step.
 
-/// Dies here if the environment says so.
+/// Dies here if `MUSTER_CRASH_AT` names this point.
 #[cfg(debug_assertions)]
 pub(crate) fn point(when: &str, what: &str) {
     use std::sync::OnceLock;
@@ -28,7 +30,7 @@ pub(crate) fn point(when: &str, what: &str) {
     }
 }
 
-/// Kills the process whose id is the first line of `file`, the first time that it is asked to.
+/// Kills the process whose id is the first line of `file`, on the first call only.
 #[cfg(debug_assertions)]
 fn kill_once(file: &std::path::Path, at: &str) {
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,7 +46,7 @@ fn kill_once(file: &std::path::Path, at: &str) {
     }
 }
 
-/// Nothing, in a release build.
+/// Does nothing in a release build.
 #[cfg(not(debug_assertions))]
 #[inline]
 pub(crate) fn point(_when: &str, _what: &str) {}

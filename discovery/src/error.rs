@@ -1,4 +1,4 @@
-//! The one place that turns errors into answers: problem documents of RFC 9457.
+//! Turns every error into a response, in one place: problem documents of RFC 9457.
 
 use actix_web::http::StatusCode;
 use actix_web::http::header::{self, HeaderValue};
@@ -24,29 +24,29 @@ use crate::ca::CaError;
 use crate::ledger::LedgerError;
 use crate::store::StoreError;
 
-/// Seconds after which a shed or unlucky request may come again.
+/// Value of `Retry-After`, in seconds, for responses with status 429 or 503.
 const RETRY_AFTER_SECONDS: u64 = 2;
 
-/// A request that isn't done, with what to say about it.
+/// A refused or failed request, as a problem document.
 #[derive(Debug)]
 pub(crate) struct ApiError {
-    // Boxed: nearly every function here can end with one.
+    // Boxed because nearly every function here returns this error: it keeps `Result` small.
     problem: Box<Problem>,
     retry_after_seconds: Option<u64>,
-    /// What the log is told, and the client isn't.
+    /// The cause, for the log only: clients never see it.
     cause: Option<String>,
 }
 
 impl ApiError {
-    /// A problem; `detail` says what happened, `next` what to do.
+    /// Makes a problem. `detail` says what happened, `next` what the caller should do.
     pub(crate) fn new(code: Code, detail: impl Into<String>, next: impl Into<String>) -> Self {
         let retry_after_seconds = matches!(code.status(), 429 | 503).then_some(RETRY_AFTER_SECONDS);
         let problem = Box::new(Problem::new(code, detail, next));
         ApiError { problem, retry_after_seconds, cause: None }
     }
 
-    /// Keeps what lies behind it, for the log. Only messages: a database's error may quote a row
-    /// in its details.
+    /// Keeps the messages of `error` and its sources for the log. Only the messages: a database
+    /// error may quote a row in its details.
     #[must_use]
     pub(crate) fn because(mut self, error: &dyn std::error::Error) -> Self {
         let mut text = error.to_string();
@@ -59,13 +59,13 @@ impl ApiError {
         self
     }
 
-    /// Nothing of that name.
+    /// Error for an unknown id. `what` is the kind of thing, such as "cluster".
     pub(crate) fn not_found(what: &str) -> Self {
         let next = "Check the id, and that it is this service's.";
         ApiError::new(Code::NotFound, format!("There is no {what} here."), next)
     }
 
-    /// What a member's agent hears after the member was removed.
+    /// Error for the agent of a member that was removed from its cluster.
     pub(crate) fn removed(removal: Removal) -> Self {
         let detail = format!(
             "Member {} was removed from its cluster by {}.",
@@ -79,19 +79,20 @@ impl ApiError {
         error
     }
 
-    /// A fault of ours, or of what we stand on. `surround` logs it with its cause.
+    /// Error for a fault of the service, or of something it depends on. `surround` logs it with its
+    /// cause.
     pub(crate) fn internal(detail: impl Into<String>, error: &dyn std::error::Error) -> Self {
         ApiError::new(Code::Internal, detail, "Look into the service's log.").because(error)
     }
 
-    /// Says when to come again.
+    /// Sets the `Retry-After` header, in seconds.
     #[must_use]
     pub(crate) fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_seconds = Some(seconds);
         self
     }
 
-    /// Puts a name beside a key that it speaks of.
+    /// Replaces `key` in the texts by `name (key)`, so that a reader sees whose key it is.
     #[must_use]
     pub(crate) fn naming(mut self, key: &str, name: &str) -> Self {
         for text in [&mut self.problem.detail, &mut self.problem.next] {
@@ -100,31 +101,31 @@ impl ApiError {
         self
     }
 
-    /// Says something else about what to do next.
+    /// Replaces the advice on what to do next.
     #[must_use]
     pub(crate) fn advising(mut self, next: impl Into<String>) -> Self {
         self.problem.next = next.into();
         self
     }
 
-    /// What it says.
+    /// The problem document that is sent to the client.
     pub(crate) fn problem(&self) -> &Problem {
         &self.problem
     }
 
-    /// The same request, made anew, may succeed.
+    /// Marks the error as retryable: the same request may succeed later.
     #[must_use]
     pub(crate) fn again(mut self) -> Self {
         self.problem.retryable = true;
         self
     }
 
-    /// Whether it says that rows can't be right.
+    /// Whether the error means that rows are damaged: an internal error that no retry mends.
     pub(crate) fn is_damage(&self) -> bool {
         self.problem.code == Code::Internal && !self.problem.retryable
     }
 
-    /// The state machine's no.
+    /// Converts a refusal by the formation state machine.
     pub(crate) fn refused(refusal: &Refusal, lease: Millis) -> Self {
         let mut error = ApiError::new(
             problem_code(refusal.code()),
@@ -136,7 +137,8 @@ impl ApiError {
     }
 }
 
-/// "the token expired" → "The token expired."; a first word that is a key or a URL stays as it is.
+/// Makes a sentence: "the token expired" → "The token expired." A first word that isn't all
+/// lowercase letters, such as a key or a URL, stays as it is.
 pub(crate) fn sentence(text: impl ToString) -> String {
     let text = text.to_string();
     let end = if text.ends_with(['.', '!', '?']) { "" } else { "." };
@@ -213,10 +215,10 @@ impl From<StoreError> for ApiError {
     }
 }
 
-/// What to say of an error of Postgres, and what to do about it. Its own words are for the log, but
-/// for a database that was dropped: whoever does that wonders where it should be.
+/// Response for an error that Postgres reports. Postgres' own message goes to the log only. The
+/// exception is a dropped database: the operator needs to read which one is missing.
 fn refused(code: Option<&str>, message: &str) -> ApiError {
-    /// Postgres' "invalid_catalog_name".
+    /// SQLSTATE "invalid_catalog_name": the database doesn't exist.
     const NO_SUCH_DATABASE: &str = "3D000";
     match code {
         Some(NO_SUCH_DATABASE) => ApiError::new(

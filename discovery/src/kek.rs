@@ -1,8 +1,10 @@
-//! The key-encryption key: what stands between a stolen database and the clusters' CA keys.
+//! The key-encryption key (KEK), without which a stolen database doesn't reveal the clusters' CA
+//! keys.
 //!
 //! AES-256-GCM. A wrapped key is `1 | key version (u32, big endian) | nonce (12) | ciphertext and
-//! tag`; the associated data binds it to its cluster and purpose, so that a row moved to another
-//! cluster doesn't open. Nonces are random: safe for 2³² wraps under one key (NIST SP 800-38D).
+//! tag`. The associated data binds it to its cluster and purpose, so a row that was moved to
+//! another cluster doesn't open. Nonces are random: safe for 2³² wraps under one key (NIST SP
+//! 800-38D).
 
 use std::collections::BTreeMap;
 
@@ -13,20 +15,20 @@ use zeroize::Zeroizing;
 
 const FORMAT: u8 = 1;
 const HEADER: usize = 1 + 4;
-/// Bytes of a key-encryption key.
+/// Length of a key-encryption key, in bytes.
 pub(crate) const KEK_LEN: usize = 32;
 
-/// The text of a seal.
+/// Plaintext of a database seal.
 const SEALED: &[u8] = b"muster-database-1";
 
 /// What a wrapped key is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Signs the certificates that members show each other.
+    /// Key of the CA for the certificates that members show each other.
     PeerCa,
-    /// Signs members' and clients' certificates on the client port.
+    /// Key of the CA for members' and clients' certificates on the client port.
     ClientCa,
-    /// Tells which key directory a database belongs to.
+    /// Seal that tells which key directory a database belongs to.
     Database,
 }
 
@@ -43,18 +45,19 @@ impl Purpose {
 /// Why a wrapped key doesn't open.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum KekError {
-    /// The key directory lacks that version: an older copy, or another service's.
+    /// The key directory lacks that version: it is an older copy, or another service's.
     #[error("the key directory has no key-encryption key of version {0}")]
     UnknownVersion(u32),
-    /// Truncated, of another format, changed, or moved from another cluster.
+    /// The wrapped key is truncated, changed, of another format, or from another cluster or
+    /// purpose.
     #[error("the wrapped key is damaged, or belongs to another cluster or purpose")]
     Damaged,
-    /// The system gave no randomness.
+    /// The system's random source failed.
     #[error("the system's random source failed")]
     Random,
 }
 
-/// All versions at hand; the highest one wraps.
+/// All versions of the key-encryption key. The highest one wraps.
 pub(crate) struct Kek {
     keys: BTreeMap<u32, LessSafeKey>,
 }
@@ -66,7 +69,7 @@ impl std::fmt::Debug for Kek {
 }
 
 impl Kek {
-    /// `keys` by version; `None` if there is none.
+    /// Takes `keys` with their versions. Returns `None` if there are no keys.
     pub(crate) fn new(
         keys: impl IntoIterator<Item = (u32, Zeroizing<[u8; KEK_LEN]>)>,
     ) -> Option<Self> {
@@ -106,17 +109,18 @@ impl Kek {
         Ok(wrapped)
     }
 
-    /// What only this key directory's keys open: it tells a database whose it is.
+    /// Makes a seal, which only this key directory's keys open. It tells which directory a database
+    /// belongs to.
     pub(crate) fn seal(&self) -> Result<Vec<u8>, KekError> {
         self.wrap(Uuid::nil(), Purpose::Database, SEALED)
     }
 
-    /// Whether these keys, or older ones of the same directory, made the seal.
+    /// Whether the seal was made with one of this directory's keys, older versions included.
     pub(crate) fn opens(&self, sealed: &[u8]) -> bool {
         self.unwrap(Uuid::nil(), Purpose::Database, sealed).is_ok_and(|text| text[..] == *SEALED)
     }
 
-    /// Opens what `wrap` made for the same cluster and purpose.
+    /// Opens a key that `wrap` made for the same cluster and purpose.
     pub(crate) fn unwrap(
         &self,
         cluster: Uuid,

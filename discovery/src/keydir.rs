@@ -1,7 +1,7 @@
-//! The key directory: what makes a discovery service this one and no other.
+//! The key directory: the files that identify a discovery service.
 //!
-//! Made once by `init`, read at each start, never written by the service, shared by replicas, and
-//! never in Postgres:
+//! `init` makes it once, and each start reads it. The service never writes to it. Replicas share
+//! it, and nothing of it is ever in Postgres:
 //!
 //! | file | holds |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | `signing-N.key` | Ed25519 keys of tokens and documents; the highest N signs |
 //! | `kek-N.key` | key-encryption keys; the highest N wraps |
 //!
-//! Keys are readable by their owner alone, or the service refuses to start.
+//! The service refuses to start unless its private keys are readable by their owner alone.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -36,55 +36,55 @@ const OWNER: &str = "owner.pub";
 const TLS_KEY: &str = "tls.key";
 const TLS_CERTIFICATE: &str = "tls.crt";
 const VERSION: u32 = 1;
-/// Agents pin the key and look at no dates; this only has to outlive the service.
+/// Validity of the listener's certificate. Agents pin the key and check no dates, so the
+/// certificate only has to outlive the service.
 const TLS_LIFE: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// Why a key directory can't be made or read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeydirError {
-    /// `init` never writes over anything.
+    /// The directory isn't empty. `init` never overwrites a file.
     #[error("{0} isn't empty: `init` makes a new key directory and never writes over an old one")]
     NotEmpty(PathBuf),
-    /// There is nothing, or something else.
+    /// `service.json` is missing, so this is no key directory.
     #[error("{0} is no key directory: `muster-discovery init` makes one")]
     NotMade(PathBuf),
-    /// A file or folder.
+    /// A file or folder couldn't be read or changed.
     #[error("{what}")]
     Io {
-        /// What didn't work.
+        /// The operation that failed, and on which path.
         what: String,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
-    /// One that can't be written, or isn't ours to take.
+    /// A file or folder can't be written, or doesn't belong to this user alone.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
-    /// Others could read a key.
+    /// A private key's mode lets other users read it.
     #[error(
         "{path} may be read by others (mode {mode:03o}): chmod 600 it, and think about who has read it"
     )]
     Open {
-        /// The file.
+        /// Path of the key file.
         path: PathBuf,
-        /// Its mode.
+        /// Permission bits of the key file.
         mode: u32,
     },
-    /// A file isn't what its name says.
+    /// A file's content doesn't fit its name.
     #[error("{path} is damaged: {why}")]
     Damaged {
-        /// The file.
+        /// Path of the damaged file or directory.
         path: PathBuf,
-        /// In which way.
+        /// Why the content is damaged.
         why: String,
     },
-    /// The library or the system's randomness failed.
+    /// The crypto library or the system's random source failed.
     #[error("can't make keys: {0}")]
     Generate(String),
 }
 
 impl KeydirError {
-    /// Whether only a person can mend it.
+    /// Whether a retry can't help: only a person can mend this.
     pub(crate) fn is_lasting(&self) -> bool {
         match self {
             KeydirError::NotEmpty(_)
@@ -100,19 +100,19 @@ impl KeydirError {
     }
 }
 
-/// What `init` was told, checked.
+/// Settings given to `init`, after validation. Stored as `service.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ServiceSettings {
     version: u32,
-    /// Where admins and agents reach the service.
+    /// URLs at which admins and agents reach the service.
     pub urls: Vec<ServiceUrl>,
-    /// Of the members' SPIFFE names.
+    /// Trust domain of the members' SPIFFE names.
     pub trust_domain: String,
 }
 
 impl ServiceSettings {
-    /// Settings of this version.
+    /// Makes settings with the current format version.
     pub(crate) fn new(urls: Vec<ServiceUrl>, trust_domain: String) -> Self {
         ServiceSettings { version: VERSION, urls, trust_domain }
     }
@@ -121,32 +121,31 @@ impl ServiceSettings {
 /// One version of the service's signing key.
 #[derive(Debug)]
 pub(crate) struct SigningKey {
-    /// Its number in the directory.
+    /// The number N in the file name `signing-N.key`.
     pub version: u32,
-    /// The key.
     pub key: discovery_types::key::SigningKey,
 }
 
-/// A key directory, read.
+/// A loaded key directory.
 #[derive(Debug)]
 pub(crate) struct Keydir {
-    /// What `init` was told.
+    /// Settings that were given to `init`.
     pub settings: ServiceSettings,
-    /// The first owner's public key: where the admin chain starts.
+    /// The first owner's public key: root of the admin chain.
     pub owner: PublicKey,
-    /// The listener's certificate.
+    /// The listener's self-signed certificate.
     pub tls_certificate: CertificateDer<'static>,
-    /// The listener's key.
+    /// The listener's private key.
     pub tls_key: PrivateKeyDer<'static>,
-    /// Signing keys, the newest first.
+    /// Signing keys, newest first. Never empty.
     pub signing: Vec<SigningKey>,
-    /// What opens clusters' CA keys.
+    /// Key-encryption keys, which open the clusters' CA keys.
     pub kek: Kek,
 }
 
 impl Keydir {
-    /// Makes a key directory: everything is fsynced, and `service.json`, without which nothing
-    /// loads, comes last.
+    /// Makes a key directory. Every file is fsynced. `service.json` is written last, because a
+    /// directory without it doesn't load.
     pub(crate) fn create(
         dir: &Path,
         settings: &ServiceSettings,
@@ -175,7 +174,7 @@ impl Keydir {
         Ok(muster_files::create(&dir.join(SETTINGS), &json, 0o644)?)
     }
 
-    /// Reads a key directory.
+    /// Reads a key directory and checks every file.
     pub(crate) fn load(dir: &Path) -> Result<Self, KeydirError> {
         let settings_path = dir.join(SETTINGS);
         if std::fs::metadata(&settings_path).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
@@ -219,13 +218,13 @@ impl Keydir {
         Ok(Keydir { settings, owner, tls_certificate, tls_key, signing, kek })
     }
 
-    /// SHA-256 of the listener's SPKI: what clients pin.
+    /// SHA-256 of the listener's SPKI, which clients pin.
     pub(crate) fn pin(&self) -> Digest {
         discovery_types::tls::spki_hash(&self.tls_certificate)
             .expect("the certificate was read when the directory was loaded")
     }
 
-    /// The key that signs today.
+    /// The newest signing key: all new signatures use it.
     pub(crate) fn signer(&self) -> &SigningKey {
         &self.signing[0]
     }
@@ -268,7 +267,7 @@ fn decode(path: &Path) -> Result<Zeroizing<Vec<u8>>, KeydirError> {
     Ok(Zeroizing::new(bytes))
 }
 
-/// `prefix N .key` → N and the path.
+/// Finds the files named `<prefix>N.key` in `dir`. Returns each N with its path.
 fn versions(dir: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, KeydirError> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(io("read", dir))? {
@@ -290,7 +289,8 @@ fn signing_key(version: u32, path: &Path) -> Result<SigningKey, KeydirError> {
     Ok(SigningKey { version, key })
 }
 
-/// Self-signed, with the hosts of the URLs as names for those who look at names.
+/// Makes the self-signed certificate. It contains the hosts of the URLs, for clients that check
+/// names.
 fn tls_certificate(key: &KeyPair, urls: &[ServiceUrl]) -> Result<rcgen::Certificate, rcgen::Error> {
     let hosts: Vec<String> = urls.iter().filter_map(|url| host(&url.to_string())).collect();
     let mut params = CertificateParams::new(hosts)?;

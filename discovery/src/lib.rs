@@ -2,16 +2,16 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `cli` | what can be typed: the program's whole command tree, and the admin's commands |
+//! | `cli` | the command line: the program's whole command tree, and the admin's commands |
 //! | `server` | start and stop: arguments, listener, drain |
-//! | `routes`, `handlers`, `auth`, `error` | the API: the whole table; extract, authorise, one call, respond; who may do what; one shape for every refusal |
+//! | `routes`, `handlers`, `auth`, `error` | the API: routing table, handlers, authorisation, one error format |
 //! | `forming` | one event on one cluster: the shell around the pure state machine |
-//! | `store`, `ledger` | Postgres, the only SQL; and what was let out, kept outside of it |
+//! | `store`, `ledger` | access to Postgres, the only SQL; the record of decisions kept outside Postgres |
 //! | `keydir`, `kek`, `ca` | the service's own keys, and the CA keys that it keeps for clusters |
-//! | `managed_postgres` | a Postgres that lives and dies with the service |
+//! | `managed_postgres` | a Postgres server that starts and stops with the service |
 //!
-//! Deciding is left to `discovery-formation`, verifying to `discovery-types`: what stands here
-//! reads, locks, writes, and says why.
+//! `discovery-formation` decides and `discovery-types` verifies. This crate reads, locks, writes
+//! and answers.
 
 mod app;
 mod auth;

@@ -1,5 +1,5 @@
-//! Bounds on what one address, and all of them together, may ask for before anything costly is
-//! done for them.
+//! Limits on what one address, and all addresses together, may ask for. They are checked before any
+//! costly work.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,26 +12,26 @@ use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use muster_door::network;
 
-/// Addresses remembered at once. When that many are active, all new ones share one bucket: a
-/// flood from many addresses slows newcomers and never costs memory.
+/// Maximum number of addresses remembered at once. When the table is full, all new addresses share
+/// one bucket. A flood from many addresses so slows down newcomers and never costs memory.
 const ADDRESSES_MAX: usize = 65_536;
-/// How often a full table is gone through for addresses that have become quiet.
+/// Minimum time between two cleanups of a full table.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
-/// Stands for all addresses that found the table full.
+/// Key of the bucket that all addresses share that found the table full.
 const OVERFLOW: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
-/// Requests per address.
+/// Token-bucket rate limit for each address.
 #[derive(Debug)]
 pub(crate) struct AddressLimit {
     limiter: DefaultKeyedRateLimiter<IpAddr>,
     clock: DefaultClock,
     started: Instant,
-    /// When the table was last gone through because it was full, after `started`; 0 is never.
+    /// When the full table was last cleaned up, in milliseconds after `started`. 0 means never.
     tidied_ms: AtomicU64,
 }
 
 impl AddressLimit {
-    /// `rate` a second, `burst` at once; zero counts as one.
+    /// Allows `rate` requests a second and `burst` at once. Zero counts as one.
     pub(crate) fn new(rate: u32, burst: u32) -> Self {
         let at_least_one = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
         let quota = Quota::per_second(at_least_one(rate)).allow_burst(at_least_one(burst));
@@ -43,7 +43,7 @@ impl AddressLimit {
         }
     }
 
-    /// Takes one request from `address`, or says how long it has to wait.
+    /// Counts one request from `address`. An error is the time that the address has to wait.
     pub(crate) fn check(&self, address: IpAddr) -> Result<(), Duration> {
         let mut key = network(address);
         if self.limiter.len() >= ADDRESSES_MAX {
@@ -57,7 +57,8 @@ impl AddressLimit {
         self.limiter.check_key(&key).map_err(|not_until| not_until.wait_time_from(self.clock.now()))
     }
 
-    /// Going through a full table costs: once in [`TIDY_EVERY`], whoever asks.
+    /// Whether a full table may be cleaned up now. A cleanup visits every address, so at most one
+    /// runs in each [`TIDY_EVERY`], however many requests ask.
     fn may_tidy(&self) -> bool {
         let now = self.started.elapsed().as_millis() as u64 + 1;
         let tidy = |last: u64| {
@@ -73,8 +74,8 @@ impl AddressLimit {
     }
 }
 
-/// A counted number of places, of which each key (an agent, an address) gets so many at most; a
-/// place is free again when its guard is dropped.
+/// Limited number of slots, with a limit per key as well (an agent, an address). Dropping a slot's
+/// guard frees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Places<K: Ord> {
     taken: Arc<Mutex<Taken<K>>>,
@@ -88,7 +89,7 @@ struct Taken<K> {
     by: BTreeMap<K, usize>,
 }
 
-/// One taken place.
+/// Guard of one occupied slot. Dropping it frees the slot.
 #[derive(Debug)]
 pub(crate) struct Place<K: Ord> {
     taken: Arc<Mutex<Taken<K>>>,
@@ -96,12 +97,12 @@ pub(crate) struct Place<K: Ord> {
 }
 
 impl<K: Ord + Clone> Places<K> {
-    /// `max` places, `each` for one key.
+    /// Makes `max` slots, of which one key may hold at most `each`.
     pub(crate) fn new(max: usize, each: usize) -> Self {
         Places { taken: Arc::new(Mutex::new(Taken { all: 0, by: BTreeMap::new() })), max, each }
     }
 
-    /// Takes a place, if there is one for `key`.
+    /// Takes a slot for `key`. Returns `None` if all slots, or all of this key's, are occupied.
     pub(crate) fn take(&self, key: K) -> Option<Place<K>> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if taken.all >= self.max || taken.by.get(&key).is_some_and(|own| *own >= self.each) {
@@ -113,7 +114,7 @@ impl<K: Ord + Clone> Places<K> {
         Some(Place { taken: self.taken.clone(), key })
     }
 
-    /// How many are taken.
+    /// Number of occupied slots.
     pub(crate) fn taken(&self) -> usize {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).all
     }

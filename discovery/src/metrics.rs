@@ -1,5 +1,5 @@
-//! What `/metrics` shows, in the OpenMetrics text format. Nothing here names a key, a token or a
-//! cluster.
+//! Metrics that `/metrics` shows, in the OpenMetrics text format. No metric contains a key, a token
+//! or a cluster's name.
 
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
@@ -8,7 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-/// What a person should look at: what `alarms` counts.
+/// Kinds of alarms: findings that a person should look at.
 const ALARMS: [&str; 14] = [
     "admin_rows_contradict_the_ledger",
     "admin_rows_ignored",
@@ -26,43 +26,43 @@ const ALARMS: [&str; 14] = [
     "ticket_taken",
 ];
 
-/// One answered request.
+/// Labels of an answered request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct RequestLabels {
-    /// The route's pattern, never the path.
+    /// The route's pattern, never the path: paths contain ids.
     pub route: String,
-    /// HTTP status.
+    /// Status code of the response.
     pub status: u16,
 }
 
-/// A kind of event.
+/// Label for a kind of event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct KindLabels {
-    /// Its name.
+    /// Name of the kind, such as "rate_limited".
     pub kind: String,
 }
 
-/// All metrics.
+/// All metrics of the process.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    /// Answered requests.
+    /// Number of answered requests.
     pub requests: Family<RequestLabels, Counter>,
-    /// How long they took, long polls left out.
+    /// Time to answer a request, in seconds, without long polls.
     pub duration: Histogram,
-    /// What happened to clusters.
+    /// Number of changes of clusters, by kind.
     pub changes: Family<KindLabels, Counter>,
-    /// What a person should look at; anything above zero is news.
+    /// Number of alarms, by kind. Each is something that a person should look at.
     pub alarms: Family<KindLabels, Counter>,
-    /// Parked long polls.
+    /// Number of long polls that wait at the moment.
     pub parked: Gauge,
-    /// 1 if lists may be frozen and committed in this database.
+    /// 1 if lists may be frozen and committed in this database, otherwise 0.
     pub settled: Gauge,
-    /// The database's generation.
+    /// Generation of the database: the number of its current history.
     pub generation: Gauge,
-    /// Commits in this process's ledger.
+    /// Number of commits in this process's ledger.
     pub ledger_entries: Gauge,
-    /// 1 if the database answered the last time.
+    /// 1 if the database answered the last query, otherwise 0.
     pub database_up: Gauge,
 }
 
@@ -72,7 +72,7 @@ impl Default for Metrics {
         let metrics = Metrics {
             registry: Registry::default(),
             requests: Family::default(),
-            // 1 ms to 8 s.
+            // Buckets from 1 ms to 8 s.
             duration: Histogram::new(exponential_buckets(0.001, 2.0, 14)),
             changes: Family::default(),
             alarms: Family::default(),
@@ -101,7 +101,8 @@ impl Default for Metrics {
         registry.register("ledger_entries", "Commits in the ledger", m.ledger_entries.clone());
         registry.register("database_up", "1 if the database answers", m.database_up.clone());
         for kind in ALARMS {
-            // At zero: the first one must be a rise, not a new series, or no rate sees it.
+            // Start at zero. Otherwise the first alarm would be a new series, and `rate()` would
+            // not see it.
             let _ = m.alarms.get_or_create(&KindLabels { kind: kind.into() });
         }
         Metrics { registry, ..metrics }
@@ -109,20 +110,20 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// The text of `/metrics`.
+    /// Returns the body of `/metrics`.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("a String takes all that is written to it");
         text
     }
 
-    /// Counts an alarm, of a kind in `ALARMS`.
+    /// Counts an alarm. `kind` must be one of `ALARMS`.
     pub(crate) fn alarm(&self, kind: &str) {
         debug_assert!(ALARMS.contains(&kind), "`{kind}` would not be there before the first one");
         self.alarms.get_or_create(&KindLabels { kind: kind.into() }).inc();
     }
 
-    /// Counts a change.
+    /// Counts a change of a cluster.
     pub(crate) fn change(&self, kind: &str) {
         self.changes.get_or_create(&KindLabels { kind: kind.into() }).inc();
     }

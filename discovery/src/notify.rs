@@ -1,4 +1,5 @@
-//! Who waits for which cluster, in this process. A wake-up is a hint: whoever is woken reads again.
+//! Requests of this process that wait for a change of a cluster. A wake-up is only a hint: the
+//! request reads the database again.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,13 +9,13 @@ use uuid::Uuid;
 
 type Waiting = Mutex<BTreeMap<Uuid, watch::Sender<u64>>>;
 
-/// Parked polls by cluster. Its size is bounded by the places for parked polls.
+/// Wake-up channels of long polls, by cluster. The slots for long polls bound its size.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wakes {
     waiting: Arc<Waiting>,
 }
 
-/// A place in the queue for one cluster's news.
+/// A subscription to one cluster's changes. The last one dropped removes the cluster's channel.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     cluster: Uuid,
@@ -23,14 +24,14 @@ pub(crate) struct Subscription {
 }
 
 impl Wakes {
-    /// From now on `cluster`'s news are noticed, also those that come before the first wait.
+    /// Subscribes to changes of `cluster`, including those before the first `changed` call.
     pub(crate) fn subscribe(&self, cluster: Uuid) -> Subscription {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let news = waiting.entry(cluster).or_insert_with(|| watch::channel(0).0).subscribe();
         Subscription { cluster, news: Some(news), waiting: self.waiting.clone() }
     }
 
-    /// Something about `cluster` may have changed.
+    /// Wakes every request that waits for `cluster`.
     pub(crate) fn wake(&self, cluster: Uuid) {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(news) = waiting.get(&cluster) {
@@ -38,7 +39,7 @@ impl Wakes {
         }
     }
 
-    /// News may have been missed, of any cluster.
+    /// Wakes every waiting request, for when notifications of any cluster may have been lost.
     pub(crate) fn wake_all(&self) {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         for news in waiting.values() {
@@ -48,10 +49,10 @@ impl Wakes {
 }
 
 impl Subscription {
-    /// Returns at the next news.
+    /// Waits for the next change.
     pub(crate) async fn changed(&mut self) {
         let Some(news) = &mut self.news else { return };
-        // The sender lives in the map as long as we are subscribed.
+        // No error: the sender stays in the map while a subscription exists.
         let _ = news.changed().await;
     }
 }

@@ -1,4 +1,4 @@
-//! The whole table.
+//! The API's routing table, the wrapper around every request, and the OpenAPI description.
 
 use std::sync::LazyLock;
 
@@ -22,7 +22,7 @@ use crate::server::Peer;
 
 const JSON: &str = "application/json";
 
-/// Every route.
+/// Registers every route.
 #[expect(clippy::too_many_lines, reason = "the whole table in one place, a line for each route")]
 pub(crate) fn configure(config: &mut ServiceConfig) {
     config
@@ -115,7 +115,8 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .service(at("/v1/clusters/{id}/report", "POST").route(post().to(forming::report)))
         .service(at("/v1/clusters/{id}/trouble", "POST").route(post().to(forming::trouble)))
         .service(at("/v1/clusters/{id}/adopt", "POST").route(post().to(forming::adopt)))
-        // Changes of a cluster that runs: carried to its own agents, never to it.
+        // Changes of a running cluster. Its own agents fetch them; discovery never connects to the
+        // cluster.
         .service(at("/v1/join", "POST").route(post().to(intents::join)))
         .service(at("/v1/orders", "PUT").route(put().to(intents::order)))
         .service(
@@ -152,7 +153,7 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
                 .route(get().to(intents::export))
                 .route(head().to(intents::export)),
         )
-        // Membership: elsewhere.
+        // Membership of a running cluster, which another service answers for.
         .service(members("/v1/clusters/{id}/members"))
         .service(members("/v1/clusters/{id}/members/{rest:.*}"))
         // The database.
@@ -181,7 +182,7 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .default_service(web::to(ops::not_found));
 }
 
-/// A path, and the methods that it is going to be given.
+/// A resource at `path`. Other methods than those in `allow` get status 405.
 fn at(path: &str, allow: &'static str) -> Resource {
     web::resource(path).default_service(web::to(move || ops::method_not_allowed(allow)))
 }
@@ -190,8 +191,8 @@ fn members(path: &str) -> Resource {
     web::resource(path).default_service(web::to(ops::membership))
 }
 
-/// Around every request: the address's bucket before anything else, then the service's time and
-/// what is counted.
+/// Wraps every request: checks the address's rate limit first. Afterwards it sets the `Date` header
+/// to the service's time and counts the request.
 pub(crate) async fn surround(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -224,7 +225,7 @@ pub(crate) async fn surround(
     Ok(response)
 }
 
-/// Each answer of 500 and above stands in the log, once, with what lies behind it.
+/// Logs each response of status 500 and above once, with its cause.
 fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
     let status = response.status();
     if !status.is_server_error() {
@@ -239,13 +240,13 @@ fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
     };
     let path = response.request().path();
     match status.as_u16() {
-        // It may be over by the next request.
+        // 503 is temporary and may be gone by the next request: a warning, not an error.
         503 => tracing::warn!(%method, route, path, error = text, "a request was not served"),
         status => tracing::error!(%method, route, path, status, error = text, "a request failed"),
     }
 }
 
-/// The API's description.
+/// OpenAPI description of every route.
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -310,10 +311,10 @@ fn log_fault(response: &ServiceResponse<impl MessageBody>, route: &str) {
 )]
 struct Api;
 
-/// What is the same for every operation: how errors are sent, and how a caller proves who it is.
+/// Adds to every operation how errors are sent and how a caller authenticates.
 struct Conventions;
 
-/// Operations without an access token; `/v1/redeem` and adopt prove more in their own ways.
+/// Paths that need no access token. `/v1/redeem` and `adopt` authenticate in their own ways.
 const OPEN: [&str; 11] = [
     "/v1/token",
     "/v1/context",
@@ -342,7 +343,7 @@ impl Modify for Conventions {
                 [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
             for operation in operations.into_iter().flatten() {
                 if path.ends_with("/members") {
-                    // One answer to all of them: an id would stand there four times.
+                    // One handler answers all four methods, so its id would appear four times.
                     operation.operation_id = None;
                 }
                 if !OPEN.contains(&path.as_str()) {
@@ -360,7 +361,7 @@ impl Modify for Conventions {
     }
 }
 
-/// The API's description, as it is served: made once.
+/// Returns the OpenAPI description as JSON, which is made once.
 pub(crate) fn openapi_text() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         Api::openapi().to_pretty_json().expect("a description made of plain values encodes")

@@ -1,10 +1,10 @@
-//! Who the admins are: the chain of owner-signed elements that starts at the key directory's owner.
+//! The admin chain: elements signed by owners, starting at the key directory's owner.
 //!
-//! Rows that don't follow from that key, in their order, are ignored, and somebody is told: they
-//! were written into the database by hand, or are what is left of a chain with a row taken out.
+//! Rows that don't extend the chain, in their order, are ignored and raise an alarm. Such rows were
+//! written into the database by hand, or remain from a chain that lost a row.
 //!
-//! What this process has once acted on stands in its ledger and comes first: a database that was
-//! set back doesn't give a role back that an owner has taken away.
+//! Elements that this process has once acted on are in its ledger and are read first. A database
+//! that was set back therefore can't restore a role that an owner has revoked.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -16,21 +16,21 @@ use discovery_types::key::{KeyId, PublicKey};
 use crate::app::App;
 use crate::error::ApiError;
 
-/// The admins as of one reading.
+/// The admins as read from the ledger and the database at one time.
 #[derive(Debug)]
 pub(crate) struct Admins {
-    /// The verified chain.
+    /// The verified chain of additions and revocations.
     pub chain: AdminChain,
-    /// Its elements.
+    /// The chain's elements, in order.
     pub elements: Vec<Jws>,
-    /// Every key that was ever an owner's: who may have begun a cluster's statements.
+    /// Every key that was ever an owner's: each may have started a cluster's statements.
     pub ever_owners: BTreeSet<KeyId>,
-    /// Rows that don't belong to the chain.
+    /// Number of rows that don't belong to the chain.
     pub ignored: usize,
     fingerprint: Vec<u8>,
 }
 
-/// Reads the chain once, and again when a row has changed.
+/// Cache of the admin chain, read again when a row has changed.
 #[derive(Debug)]
 pub(crate) struct AdminDirectory {
     root: PublicKey,
@@ -43,12 +43,12 @@ impl AdminDirectory {
         AdminDirectory { root, known: RwLock::new(None) }
     }
 
-    /// The owner key that the chain starts at.
+    /// The owner key at which the chain starts.
     pub(crate) fn root(&self) -> &PublicKey {
         &self.root
     }
 
-    /// The admins now.
+    /// Returns the current admins.
     pub(crate) async fn current(&self, app: &App) -> Result<Arc<Admins>, ApiError> {
         let (fingerprint, now) = app.store.admin_fingerprint().await?;
         app.clock.set(now);
@@ -62,7 +62,7 @@ impl AdminDirectory {
         let texts: Vec<String> = admins.elements.iter().map(ToString::to_string).collect();
         ledger.ensure_admins(&texts).await?;
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        // Two may read them at a time; one of them tells.
+        // Two requests may read the rows at the same time; only the first one raises the alarm.
         let news = known.as_ref().is_none_or(|known| known.fingerprint != admins.fingerprint);
         if news && admins.ignored > 0 {
             app.metrics.alarm("admin_rows_ignored");

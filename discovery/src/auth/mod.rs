@@ -1,8 +1,12 @@
-//! Who asks, and whether they may: the one place that says so.
+//! Authentication and authorisation of every request, in one place.
 //!
-//! Every request with a token passes [`authorise`]: TLS key → access token bound to it → admin (by
-//! the owner-signed chain, looked up now) or agent (of one cluster) → the table of actions in
-//! `discovery_types::role`.
+//! [`authorise`] checks every request with a token, in this order:
+//!
+//! 1. The TLS key that the connection proves.
+//! 2. The access token, which is bound to that key.
+//! 3. The principal: an admin (in the owner-signed chain, looked up now) or an agent of one
+//!    cluster.
+//! 4. The table of actions in `discovery_types::role`.
 
 mod admins;
 
@@ -21,18 +25,18 @@ use crate::server::Peer;
 
 pub(crate) use admins::{AdminDirectory, Admins};
 
-/// Somebody who may do what they ask for.
+/// An authenticated caller that may do what it asks for.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    /// The key of the connection, and of the token.
+    /// Public key of the connection and of the token.
     pub key: PublicKey,
-    /// What it is.
+    /// The caller's role: admin or agent.
     pub principal: Principal,
-    /// An admin's name, an agent's key id.
+    /// An admin's name, or an agent's key id.
     pub name: String,
 }
 
-/// The other end of the connection.
+/// Returns the connection's remote address and client certificate.
 pub(crate) fn peer(request: &HttpRequest) -> Result<&Peer, ApiError> {
     let missing = "The connection is not one of ours.";
     request
@@ -40,7 +44,7 @@ pub(crate) fn peer(request: &HttpRequest) -> Result<&Peer, ApiError> {
         .ok_or_else(|| ApiError::new(Code::Internal, missing, "Connect to the service itself."))
 }
 
-/// The key that the connection's client certificate proves.
+/// Returns the key that the connection's client certificate proves.
 pub(crate) fn tls_key(request: &HttpRequest) -> Result<PublicKey, ApiError> {
     let certificate = peer(request)?.certificate.as_ref();
     let key = certificate.and_then(|certificate| certificate.ed25519);
@@ -50,8 +54,8 @@ pub(crate) fn tls_key(request: &HttpRequest) -> Result<PublicKey, ApiError> {
     })
 }
 
-/// The caller, if it may do `action` on `cluster`. A removed member's agent may nothing; where it
-/// takes part in forming, the event's own transaction looks.
+/// Returns the caller if it may do `action` on `cluster`. Agents of removed members are refused.
+/// For [`Action::TakePart`] the event's own transaction checks the removal instead.
 pub(crate) async fn authorise(
     request: &HttpRequest,
     app: &App,

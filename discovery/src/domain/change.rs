@@ -1,11 +1,12 @@
-//! What changed, for the event chain: a kind that never changes its meaning, and a body.
+//! Converts a change into its row in the event chain: a kind, whose meaning never changes, and a
+//! body.
 
 use data_encoding::HEXLOWER;
 use discovery_formation::service::{Change, Reopen};
 use discovery_formation::{Hash, KeyId};
 use serde_json::{Value, json};
 
-/// Kind and body of one change.
+/// Returns the kind and the JSON body of a change.
 pub(crate) fn describe(change: &Change) -> (&'static str, Value) {
     match change {
         Change::Joined { key } => ("joined", json!({ "key": hex(key) })),

@@ -1,4 +1,4 @@
-//! What the state machine says, as it is stored.
+//! Conversions of the state machine's values into what rows store.
 
 mod change;
 mod number;

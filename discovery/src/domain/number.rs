@@ -1,11 +1,11 @@
-//! Numbers on their way into a row.
+//! Checked conversions of numbers into a row's types.
 
-/// A number that no row can hold: it would come back as another one.
+/// A number too large for a row: stored anyway, it would be read back as another number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is more than a row can hold")]
 pub(crate) struct OutOfRange(pub u64);
 
-/// Epochs, counters and times in rows, which are signed there.
+/// Converts an epoch, counter or time to the signed 64-bit integer of a row.
 pub(crate) fn epoch_to_row(number: u64) -> Result<i64, OutOfRange> {
     i64::try_from(number).map_err(|_| OutOfRange(number))
 }
