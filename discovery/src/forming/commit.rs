@@ -1,5 +1,5 @@
-//! The decision: the document is signed and the members' certificates issued in the transaction
-//! that commits; and how it gets out.
+//! The decision. The transaction that commits also signs the document and issues the members'
+//! certificates. The delivery to members is here as well.
 
 use data_encoding::{BASE64, HEXLOWER};
 use discovery_formation as formation;
@@ -25,7 +25,7 @@ use crate::store::cluster::{
 };
 
 impl App {
-    /// Signs the document (or takes the one that was shown) and issues the leaves.
+    /// Signs the document, or takes the one that was shown, and issues the members' certificates.
     pub(super) async fn decide(
         &self,
         transaction: &mut ClusterTransaction,
@@ -51,7 +51,7 @@ impl App {
                 let acks = frozen.proposal.records.iter().map(ack).collect::<Result<_, _>>()?;
                 let document = Document { version: 1, proposal, acks };
                 let document = document.sign(&self.keys.signer().key);
-                // What nobody can read must not be decided.
+                // A document that can't be parsed must never be committed.
                 let unreadable = |_| StoreError::damaged(format!("the document of cluster {id}"));
                 document.as_str().parse().map_err(unreadable)?
             }
@@ -84,7 +84,7 @@ impl App {
         Ok(leaves)
     }
 
-    /// Both CAs, ready to sign.
+    /// Opens both CAs of a cluster, ready to sign.
     pub(crate) fn open_authority(
         &self,
         cluster: Uuid,
@@ -96,7 +96,7 @@ impl App {
         })
     }
 
-    /// A CA, ready to sign.
+    /// Opens one CA, ready to sign.
     pub(crate) fn open_ca(
         &self,
         cluster: Uuid,
@@ -118,7 +118,8 @@ impl App {
             .map_err(|error| closed(format!("The cluster's CA can't be loaded: {error}.")))
     }
 
-    /// The decided document with the asker's leaves, and the ledger's entry if it lacks one.
+    /// Returns the decided document with the caller's certificates, and the entry that the ledger
+    /// still lacks for it, if any.
     pub(super) async fn delivery_of(
         &self,
         connection: &mut PgConnection,

@@ -1,4 +1,4 @@
-//! What came in, verified under the cluster's lock, as the event that the machine takes.
+//! Requests, verified under the cluster's lock and turned into events of the state machine.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,61 +25,61 @@ use crate::error::ApiError;
 use crate::intents::refuse_if_reporting;
 use crate::store::cluster::ClusterTransaction;
 
-/// Longest record, endorsement and grant of a seat, together, in bytes; and longest ack. Nine of
-/// them must fit into a document, which in base64 may have [`MAX_JWS`] bytes: one that doesn't
-/// could be committed, and read by nobody.
+/// Maximum total size in bytes of one seat's record, endorsement and grant; `MAX_ACK` limits its
+/// ack. A document contains up to nine of each and may have [`MAX_JWS`] bytes in base64. A larger
+/// document could be committed, but nobody could read it.
 ///
 /// [`MAX_JWS`]: discovery_types::jws::MAX_JWS
 const MAX_SEAT: usize = 7_000;
 const MAX_ACK: usize = 1_024;
 
-/// What somebody sent; envelopes are opened, the rest is verified here.
+/// A request. Handlers have opened its envelope; the rest is verified here.
 #[derive(Debug)]
 pub(crate) enum Incoming {
-    /// Time has passed.
+    /// Time has passed: lets the machine do what is due.
     Tick,
-    /// An opened redeem with what its record claims, from this address.
+    /// An opened redeem request, with the record that it claims and the sender's address.
     Redeem { redeem: Box<Redeem>, claimed: Box<Record>, address: IpAddr },
-    /// A poll.
+    /// An agent's poll.
     Poll { key: PublicKey, session: Session, highest_epoch: u64 },
-    /// A signed ack.
+    /// An agent's signed ack of the proposal.
     Ack { key: PublicKey, jws: Jws },
-    /// A refusal to sign.
+    /// An agent's refusal to sign the proposal.
     Nack { key: PublicKey, session: Session, epoch: u64, h: Digest, reason: String },
-    /// A row of the matrix.
+    /// An agent's row of the connectivity matrix: which peers it reached.
     Probes { key: PublicKey, session: Session, epoch: u64, h: Digest, results: Vec<ProbeResult> },
-    /// A signed release.
+    /// An agent's signed release of an epoch.
     Release { key: PublicKey, jws: Jws },
-    /// What a member's node says.
+    /// A member's report of the Raft cluster id that its node sees.
     Report { key: PublicKey, session: Session, h: Digest, raft_cluster: u64 },
-    /// Why a member's node finds no leader.
+    /// A member's report of why its node finds no leader.
     Trouble { key: PublicKey, session: Session, h: Digest, text: String },
-    /// The next statement, put by this admin.
+    /// The next statement, sent by an admin.
     Restate { jws: Jws },
-    /// A revoked grant, by this admin.
+    /// Revocation of a grant by the admin `by`.
     RevokeGrant { id: GrantId, by: String },
-    /// A commit document that somebody shows.
+    /// A commit document that an agent or admin shows, with its statement chain.
     Adopt { document: Jws, statements: Vec<Jws> },
-    /// An operator gives the cluster up.
+    /// An operator abandons the cluster.
     Abandon { by: String },
-    /// An owner's signed end.
+    /// An owner's signed retirement of the cluster.
     Retire { jws: Jws },
-    /// An owner's signature that takes the end back.
+    /// An owner's signed statement that undoes the last retirement.
     Unretire { jws: Jws },
-    /// An owner accepts the database.
+    /// An owner accepts the database as it is.
     DatabaseAccepted { by: String },
 }
 
-/// An event, and what has to be stored with it.
+/// An event for the machine, and the data to store with it.
 pub(super) struct Prepared {
     pub(super) event: Event,
-    /// To be added to the chain, unless refused.
+    /// Statement to append to the chain, unless the event is refused.
     pub(super) statement: Option<Jws>,
-    /// The document that is adopted.
+    /// Commit document to adopt.
     pub(super) document: Option<Jws>,
-    /// Whose session the event names: it is judged first.
+    /// Event that checks the sender's session. It is applied first.
     pub(super) speaks: Option<Event>,
-    /// The grant that is to be revoked, and by whom, unless refused.
+    /// Grant to revoke and the admin who does so, unless the event is refused.
     pub(super) revoke: Option<(GrantId, String)>,
 }
 
@@ -90,7 +90,7 @@ impl From<Event> for Prepared {
 }
 
 impl Incoming {
-    /// The grant that it names.
+    /// Id of the grant that a redeem request names.
     pub(super) fn grant(&self) -> Option<String> {
         match self {
             Incoming::Redeem { claimed, .. } => Some(claimed.grant.to_string()),
@@ -98,7 +98,7 @@ impl Incoming {
         }
     }
 
-    /// The agent who asks.
+    /// Key of the agent that sent the request.
     pub(super) fn asker(&self) -> Option<formation::KeyId> {
         let key = match self {
             Incoming::Redeem { claimed, .. } => claimed.agent_key,
@@ -203,13 +203,14 @@ fn is_running(cluster: &Cluster) -> bool {
     matches!(cluster.phase, Phase::Committed | Phase::Formed)
 }
 
-/// The name of the admin who signed `jws`.
+/// Returns the name of the admin who signed `jws`, or an empty string.
 fn signer(chain: &StatementChain, jws: &Jws) -> String {
     let admin = chain.newest().admin(jws.kid()).map(|admin| admin.name.to_string());
     admin.unwrap_or_default()
 }
 
-/// A signature takes one retirement back, and no later one. A cluster that runs was taken back before.
+/// Checks that the signature undoes the last retirement: it must not undo a later one. A cluster
+/// that is no longer retired passes, because its retirement was undone before.
 fn of_this_retirement(cluster: &Cluster, unretire: &Unretire) -> Result<(), ApiError> {
     let ended = cluster.ended.as_ref().filter(|_| cluster.phase == Phase::Retired);
     let at = ended.map(|ended| (ended.at.0 / 1_000) as i64);
@@ -266,7 +267,8 @@ fn prepare_redeem(
         session: convert::session(redeem.boot, &redeem.nonce),
         highest_epoch: redeem.highest_epoch,
         grant: Grant {
-            // By what the issuer signed: the columns beside it are anybody's who may write there.
+            // Use what the issuer signed. The columns beside it could be changed by anybody who can
+            // write to the database.
             id: formation::GrantId(grant.id.to_string().into()),
             uses: u32::from(grant.uses),
             expires: formation::Micros(grant.expires_at.saturating_mul(1_000_000)),
@@ -276,10 +278,12 @@ fn prepare_redeem(
     }))
 }
 
-/// Whether a token was issued before the database was last set back or accepted. Who revoked it
-/// since may have been forgotten with that, so it admits nobody any more. Its issuer's clock may be
-/// ahead of the database's and knows whole seconds only, so the time it was stored at counts as well;
-/// not alone, since the issuer didn't sign that.
+/// Whether a token was issued before the database was last set back or accepted. Its revocation may
+/// have been lost with that, so such a token admits nobody any more.
+///
+/// Two times count. The issuer's clock has whole seconds only and may be ahead of the database's,
+/// so the time of storage counts too. That time alone isn't enough, because the issuer didn't sign
+/// it.
 pub(crate) fn is_void(
     grant: &discovery_types::grant::Grant,
     stored_us: i64,
@@ -288,8 +292,9 @@ pub(crate) fn is_void(
     grant.issued_at < void_before.0 / 1_000_000 || stored_us.unsigned_abs() < void_before.0
 }
 
-/// While the database isn't settled, a cluster that looks open may have committed: its hosts learn
-/// that first, and only then that their token is void.
+/// Makes the agent wait if its token is void and the database isn't settled yet. A cluster that
+/// looks open may have committed. Its hosts must learn that before they learn that their token is
+/// void.
 fn wait_if_void(
     transaction: &ClusterTransaction,
     grant: &discovery_types::grant::Grant,
@@ -343,13 +348,14 @@ fn prepare_release(
     Ok(Event::Release { key: convert::key(key), release })
 }
 
-/// An event that names its sender's session, which is judged first.
+/// Makes an event that names its sender's session, which is checked first.
 fn spoken(key: &PublicKey, sent: &Session, event: Event) -> Prepared {
     let session = convert::session(sent.boot, &sent.nonce);
     Prepared { speaks: Some(Event::Speaks { key: convert::key(key), session }), ..event.into() }
 }
 
-/// A word about the present list; another epoch is the machine's to refuse.
+/// Checks that a request is about the current list, by its hash. The machine itself refuses another
+/// epoch.
 fn same_list(cluster: &Cluster, epoch: u64, h: &Digest) -> Result<(), ApiError> {
     match &cluster.frozen {
         Some(frozen) if frozen.proposal.epoch == epoch && frozen.h.0 != h.0 => {
@@ -388,7 +394,8 @@ fn matrix_row(cluster: &Cluster, results: &[ProbeResult]) -> BTreeMap<formation:
         .collect()
 }
 
-/// Chain, records and acks; what of it this database lacks is stored with it.
+/// Verifies a shown document: statement chain, records and acks. Stores the statements and grants
+/// that this database lacks.
 async fn prepare_adopt(
     transaction: &mut ClusterTransaction,
     document: &Jws,
@@ -396,7 +403,7 @@ async fn prepare_adopt(
 ) -> Result<Prepared, ApiError> {
     let chain = transaction.chain.clone();
     let shown = StatementChain::verify_links(statements)?;
-    // The longer of the two chains, if it goes on from the other one.
+    // Verify with the longer chain. It must extend the shorter one.
     let (short, long) =
         if shown.jws().len() > chain.jws().len() { (&*chain, &shown) } else { (&shown, &*chain) };
     if long.position(&short.newest_hash()).is_none() {
@@ -420,7 +427,7 @@ async fn prepare_adopt(
     Ok(Prepared { document: Some(document.clone()), ..event.into() })
 }
 
-/// Whether an admin with these roles, by the cluster's newest statement, may do `action` there.
+/// Whether the cluster's newest statement gives the key a role that may do `action`.
 pub(crate) fn statement_allows(
     chain: &StatementChain,
     key: &PublicKey,

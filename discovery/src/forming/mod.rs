@@ -1,8 +1,8 @@
-//! One event on one cluster: the thin shell around the pure state machine.
+//! Applies one event to one cluster: the thin shell around the pure state machine.
 //!
-//! lock the row → read the clock → verify what came in → step → save, sign and issue → COMMIT →
-//! fsync the ledger if a document will leave → answer. `discovery_formation` decides; nothing here
-//! does.
+//! The steps: lock the row → read the clock → verify the request → step → save, sign and issue →
+//! COMMIT → fsync the ledger if the response contains a document → respond. `discovery_formation`
+//! makes every decision.
 
 mod commit;
 mod event;
@@ -37,40 +37,41 @@ use crate::store::intents;
 pub(crate) use event::{Incoming, is_void, statement_allows};
 pub(crate) use show::{explanations, poll_response, summary_of};
 
-/// How long an event may take, or a look: longer than all its statements, of which Postgres ends each
-/// after two seconds.
+/// Time limit for applying an event or reading a cluster. It is longer than all its SQL statements
+/// together: Postgres ends each of them after two seconds.
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// What became of an event. A refusal is no error: what time did to the cluster stands.
+/// Result of an applied event. A refusal by the machine is not an error of the transaction: what
+/// time has changed in the cluster is saved anyway.
 #[derive(Debug)]
 pub(crate) struct Applied {
-    /// The cluster, after it.
+    /// The cluster after the event.
     pub cluster: Cluster,
-    /// Its statements.
+    /// The cluster's statement chain.
     pub chain: Arc<StatementChain>,
-    /// The database's time.
+    /// Database time of the transaction.
     pub now: formation::Micros,
-    /// The answer to whoever asked.
+    /// The machine's answer to the caller.
     pub answer: Answer,
-    /// The decided document, if the asker is listed in it.
+    /// The decided document, if the caller is a member of the list.
     pub document: Option<Delivery>,
-    /// Grants of the frozen list, if the asker is to sign it.
+    /// Grants of the frozen list, if the caller is to sign it.
     pub grants: Vec<Jws>,
-    /// The grant that was redeemed.
+    /// JWS of the grant that was redeemed.
     pub asked: Option<String>,
 }
 
-/// A document on its way to a member; the ledger has it.
+/// A document on its way to a member. The ledger already holds its commit.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivery {
-    /// The document.
+    /// The signed commit document.
     pub document: Jws,
-    /// DER of the member's two leaves.
+    /// DER of the member's two certificates.
     pub leaves: Option<LeafPair>,
 }
 
 impl App {
-    /// Applies one event. Errors with the refusal, as a problem, where the machine says no.
+    /// Applies one event. If the machine refuses, the error is its refusal as a problem document.
     pub(crate) async fn apply(
         &self,
         cluster: Uuid,
@@ -150,7 +151,7 @@ impl App {
         Ok(Applied { cluster, chain, now, answer, document: delivery, grants, asked })
     }
 
-    /// Locks a cluster, unless the database under it was set back. `asked` is a grant's id.
+    /// Locks a cluster and loads it. Errors if the database was set back. `asked` is a grant's id.
     pub(crate) async fn begin(
         &self,
         cluster: Uuid,
@@ -167,7 +168,7 @@ impl App {
         Ok(transaction)
     }
 
-    /// A member that was removed hears that and nothing else.
+    /// Errors if the caller's member was removed from the cluster.
     async fn turn_removed_away(
         &self,
         transaction: &mut ClusterTransaction,
@@ -182,7 +183,8 @@ impl App {
         }
     }
 
-    /// Reads how a cluster looks to `key`, without a lock; the ledger has what leaves.
+    /// Reads a cluster as `key` sees it, without a lock. The commit that a response contains is
+    /// written to the ledger first.
     pub(crate) async fn look(
         &self,
         cluster: Uuid,
@@ -219,8 +221,8 @@ impl App {
         Ok(Applied { cluster, chain, now, answer, document: delivery, grants, asked })
     }
 
-    /// A decided cluster's document, with the leaves of `key`, and the statements. Unlike a poll
-    /// it also serves admins, and clusters that have been retired.
+    /// Returns a decided cluster's document, the certificates of `key`, and the statements. Unlike
+    /// a poll, this also serves admins and retired clusters.
     pub(crate) async fn document(
         &self,
         cluster: Uuid,
@@ -237,7 +239,8 @@ impl App {
         Ok((delivery, chain.jws()))
     }
 
-    /// The machine's no, with the name of whoever is in the way: it knows keys only.
+    /// Converts the machine's refusal to a problem. Adds the name of the agent that is in the way,
+    /// because the machine knows only keys.
     fn refused(&self, refusal: &Refusal, cluster: &Cluster) -> ApiError {
         let error = ApiError::refused(refusal, self.settings.lease);
         match refusal {
@@ -249,7 +252,8 @@ impl App {
         }
     }
 
-    /// Tells the machine, first, what became of the database since it was last asked.
+    /// Tells the machine whether the database has become settled or unsettled since this cluster's
+    /// last event.
     fn catch_up(&self, transaction: &mut ClusterTransaction) -> Vec<Change> {
         let event = match (transaction.settled, transaction.cluster.unsettled) {
             (false, false) => Event::DatabaseChanged,
@@ -259,7 +263,8 @@ impl App {
         self.step(transaction, event).changes
     }
 
-    /// The event's session first, then the event: one answer, everything that changed.
+    /// Applies the session event first, then the event itself. Returns the second answer and all
+    /// changes.
     fn step_spoken(
         &self,
         transaction: &mut ClusterTransaction,
@@ -283,8 +288,9 @@ impl App {
         }
     }
 
-    /// Why this process may not do what the step is about to: the database under it was set back,
-    /// and no new connection has told. Before it decides anything it has copied all that others have.
+    /// Returns why this process may not make the step's decisions, if so. A process that decides
+    /// must have copied all decisions of the others. The database may also have been set back under
+    /// an open connection.
     async fn doubt(
         &self,
         transaction: &mut ClusterTransaction,
@@ -314,7 +320,7 @@ impl App {
         Ok(found.then_some(Doubt::SetBack("it lacks what was decided of this cluster")))
     }
 
-    /// The ledger lacks too much of what others have decided: it is filled first.
+    /// Error for a ledger that lacks too many decisions of others. Starts filling it.
     fn ledger_is_behind(&self) -> ApiError {
         self.store.watch().behind.notify_one();
         let (copied, newest) = self.store.watch().progress.now();
@@ -326,7 +332,8 @@ impl App {
         ApiError::new(Code::Overloaded, detail, next)
     }
 
-    /// Looks at the database again, as a new connection does, which puts the ledger back.
+    /// Compares the database again, as a new connection does. That also starts writing the ledger
+    /// back.
     async fn found_another_database(&self, cluster: Uuid, why: &str) -> ApiError {
         tracing::error!(cluster.id = %cluster, why, "the database was set back");
         self.metrics.alarm("database_set_back");
@@ -363,7 +370,7 @@ impl App {
         self.delivery_of(transaction.connection(), &cluster, &chain, asker).await
     }
 
-    /// After COMMIT: wakes, counts, and says aloud what a person should hear.
+    /// After COMMIT: wakes waiting requests, counts the changes, and logs changes and alarms.
     fn announce(&self, cluster: &Cluster, changes: &[Change], alarms: &[Alarm]) {
         let id = Uuid::from_u128(cluster.id.0);
         for change in changes {
@@ -391,15 +398,15 @@ impl App {
     }
 }
 
-/// Why nothing may be frozen, decided or ended.
+/// Why this process may not freeze, decide or end anything.
 enum Doubt {
     /// This process's ledger isn't complete yet.
     Behind,
-    /// The database isn't the one that this process has seen.
+    /// The database isn't the one that this process knows, with the reason.
     SetBack(&'static str),
 }
 
-/// Whoever waits for a Postgres that falls silent in the middle is told so.
+/// Limits `work` to `LONGEST`. A caller gets an error if Postgres stops responding.
 pub(crate) async fn in_time<T>(
     work: impl Future<Output = Result<T, ApiError>>,
 ) -> Result<T, ApiError> {
@@ -407,7 +414,7 @@ pub(crate) async fn in_time<T>(
     done.unwrap_or_else(|_| Err(StoreError::silent().into()))
 }
 
-/// What of a step must not be done in a database that was set back.
+/// Returns the step's decisions: the changes that must not be made in a database that was set back.
 fn decisions(
     changes: &[Change],
     committed: Option<formation::Hash>,

@@ -1,4 +1,4 @@
-//! The cluster, as it is shown.
+//! Converts a cluster to the responses that show it.
 
 use std::sync::Arc;
 
@@ -24,14 +24,14 @@ use crate::store::admins::Event;
 use crate::store::cluster::LeafPair;
 use crate::store::clusters::{ClusterSummaryRow, Origin};
 
-/// Events that a cluster's timeline is made of, the newest ones.
+/// Maximum number of events that a cluster's timeline is built from; the newest are used.
 pub(crate) const TIMELINE_EVENTS: i64 = 500;
-/// The code of the one reason that isn't the cluster's own.
+/// Code of the explanation that comes from the database, not from the cluster.
 const DATABASE_CHANGED: &str = "database_changed";
-/// PEM lines.
+/// Length of a PEM line, in characters.
 const PEM_WIDTH: usize = 64;
 
-/// The answer to poll, ack, nack, probes and release.
+/// Builds the response to poll, ack, nack, probes and release.
 pub(crate) fn poll_response(
     applied: &Applied,
     key: Option<formation::KeyId>,
@@ -80,18 +80,19 @@ fn prepare_ms(cluster: &Cluster, settings: &Settings, now: formation::Micros) ->
     Some(now.until(frozen.at.after(settings.prepare)).0)
 }
 
-/// A document with its chain and the asker's leaves.
+/// Builds a commit document: the signed document, its statement chain and the caller's
+/// certificates.
 pub(crate) fn commit_document(delivery: &Delivery, statements: &[Jws]) -> CommitDocument {
     let leaves = delivery.leaves.as_ref().map(leaves);
     CommitDocument { document: delivery.document.clone(), statements: statements.to_vec(), leaves }
 }
 
-/// A member's two certificates.
+/// Converts a member's two certificates to PEM.
 pub(crate) fn leaves((peer, client): &LeafPair) -> Leaves {
     Leaves { peer: pem("CERTIFICATE", peer), client: pem("CERTIFICATE", client) }
 }
 
-/// DER → PEM (RFC 7468).
+/// Converts DER to PEM (RFC 7468).
 pub(crate) fn pem(label: &str, der: &[u8]) -> String {
     let mut text = format!("-----BEGIN {label}-----\n");
     for line in BASE64.encode(der).as_bytes().chunks(PEM_WIDTH) {
@@ -111,7 +112,7 @@ fn standing(cluster: &Cluster, answer: &Answer, key: Option<formation::KeyId>) -
     match answer.standing {
         Some(Standing::Seat(seat)) => api::Standing::Seated(seat),
         Some(Standing::Standby { ahead }) => api::Standing::Standby(ahead as u32),
-        // A lapsed agent that speaks is queued anew with its next poll.
+        // A lapsed agent gets back into the queue with its next poll, so it is shown at the end.
         Some(Standing::Out) => api::Standing::Standby(cluster.standbys().len() as u32),
         None => api::Standing::Reader,
     }
@@ -121,7 +122,7 @@ fn milliseconds(at: formation::Micros) -> i64 {
     (at.0 / 1_000) as i64
 }
 
-/// The matrix of the present list.
+/// Returns the connectivity matrix of the frozen list.
 pub(crate) fn matrix(cluster: &Cluster) -> Vec<api::MatrixRow> {
     let Some(frozen) = &cluster.frozen else { return Vec::new() };
     let row = |(seat, record): (u8, &Arc<formation::Record>)| {
@@ -144,7 +145,7 @@ pub(crate) fn matrix(cluster: &Cluster) -> Vec<api::MatrixRow> {
     (1..).zip(&frozen.proposal.records).filter_map(row).collect()
 }
 
-/// Why it waits, the database's own reason first.
+/// Returns the reasons why the cluster waits. The database's own reason comes first.
 pub(crate) fn explanations(
     cluster: &Cluster,
     chain: &StatementChain,
@@ -168,7 +169,8 @@ pub(crate) fn explanations(
         let agent = cluster.agents.get(key);
         agent.map_or_else(|| key.to_string(), |agent| agent.record.name.clone())
     };
-    // The database's own reason was given above, or is over since the cluster's last event.
+    // The database's own reason was added above. If it wasn't, it no longer applies: the cluster
+    // just had no event since.
     let known = generation.is_some();
     let own = explain(cluster, settings, now).into_iter();
     let own = own.filter(|line| !(known && line.code == DATABASE_CHANGED));
@@ -183,7 +185,7 @@ pub(crate) fn explanations(
     lines
 }
 
-/// A row of the list.
+/// Builds an item of the cluster list from its row.
 pub(crate) fn summary_of(row: &ClusterSummaryRow) -> Result<ClusterSummary, StoreError> {
     let damaged = || StoreError::damaged(format!("the row of cluster {}", row.id));
     let state = match row.phase.as_str() {
@@ -208,7 +210,7 @@ pub(crate) fn summary_of(row: &ClusterSummaryRow) -> Result<ClusterSummary, Stor
     })
 }
 
-/// Agents as admins see them: seats in order, then standbys, then those who have lapsed.
+/// Returns the agents as admins see them: seats in order, then standbys, then lapsed agents.
 pub(crate) fn seats(cluster: &Cluster, origins: &[Origin]) -> Vec<api::SeatView> {
     let mut agents: Vec<_> = cluster.agents.iter().collect();
     agents.sort_by_key(|(_, agent)| match agent.seating {
@@ -255,13 +257,13 @@ pub(crate) fn seats(cluster: &Cluster, origins: &[Origin]) -> Vec<api::SeatView>
         .collect()
 }
 
-/// The Raft cluster that a majority reports.
+/// Returns the id of the Raft cluster that a majority of members reports, in hex.
 pub(crate) fn raft_cluster(cluster: &Cluster) -> Option<String> {
     cluster.majority_report().map(|id| format!("{id:016x}"))
 }
 
-/// A cluster's life so far, from its events (newest first): `full` is when the last missing agent
-/// came.
+/// Builds a cluster's timeline from its events (newest first). `full` is the moment when the last
+/// missing agent took its seat.
 pub(crate) fn timeline(mut events: Vec<Event>) -> Vec<api::Moment> {
     events.reverse();
     let mut moments: Vec<(String, i64)> = Vec::new();
@@ -296,7 +298,7 @@ pub(crate) fn timeline(mut events: Vec<Event>) -> Vec<api::Moment> {
     moments.into_iter().map(moment).collect()
 }
 
-/// How a cluster ended, and until when that can be taken back.
+/// Returns how a cluster ended, and until when that can be undone.
 pub(crate) fn ended(
     cluster: &Cluster,
     settings: &Settings,
@@ -311,7 +313,7 @@ pub(crate) fn ended(
     })
 }
 
-/// Competing recoveries, one sentence each with the next step.
+/// Describes a split, if there is one: another valid commit document of this cluster.
 pub(crate) fn alarms(cluster: &Cluster) -> Vec<String> {
     let split = |split: &formation::service::Split| {
         format!(

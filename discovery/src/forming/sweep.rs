@@ -1,4 +1,4 @@
-//! What is due in all clusters, whoever asks for them.
+//! The sweep: does what is due in all clusters, even if nobody polls them.
 
 use discovery_formation::service::EndCause;
 use discovery_types::problem::Code;
@@ -9,11 +9,11 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::ledger::Occasion;
 
-/// Clusters that one sweep may find beyond help before it leaves the rest to the next.
+/// Maximum number of clusters that may fail in one sweep. The next sweep does the rest.
 const STUCK_MAX: usize = 1_000;
 
 impl App {
-    /// Gives up a cluster that hasn't committed; also one whose rows somebody damaged so that
+    /// Abandons a cluster that hasn't committed. This works even if its rows are so damaged that
     /// nothing else can be done with it.
     pub(crate) async fn abandon(&self, cluster: Uuid, by: String) -> Result<(), ApiError> {
         match self.apply(cluster, Incoming::Abandon { by: by.clone() }, None).await {
@@ -36,8 +36,8 @@ impl App {
         }
     }
 
-    /// Tells the clusters that waited for it that the database is settled. One that can't be told
-    /// is told by whoever asks for it next.
+    /// Tells the waiting clusters that the database is settled. If that fails for a cluster, its
+    /// next request tells it.
     pub(crate) async fn settle_clusters(&self) -> Result<(), ApiError> {
         let mut after = Uuid::nil();
         loop {
@@ -48,8 +48,8 @@ impl App {
         }
     }
 
-    /// The clock that clusters were stored by was ahead, and so is the time at which the sweep would
-    /// look at them.
+    /// Applies a tick to every forming cluster after the database's clock was set back. The stored
+    /// times of the next sweep come from the clock that was ahead, so they are too late.
     async fn take_back_stored_times(&self) -> Result<(), ApiError> {
         let mut after = Uuid::nil();
         loop {
@@ -68,7 +68,7 @@ impl App {
         }
     }
 
-    /// Copies what other processes have decided, and the admin chain, into this one's ledger.
+    /// Copies other processes' decisions and the admin chain into this process's ledger.
     pub(crate) async fn copy_news(&self) -> Result<(), ApiError> {
         self.store.copy_news().await?;
         self.admins.current(self).await?;
@@ -76,7 +76,7 @@ impl App {
         Ok(())
     }
 
-    /// The sweep: looks at the database, then at what is due in its clusters.
+    /// Runs one sweep: checks the database, then handles every cluster that is due.
     pub(crate) async fn sweep(&self) -> Result<(), ApiError> {
         self.store.look_again(Occasion::Sweep).await?;
         let generation = self.store.look_at_generation().await?;
@@ -89,10 +89,10 @@ impl App {
             self.take_back_stored_times().await?;
         }
         if !self.store.watch().is_complete(generation.number.unsigned_abs()) {
-            // Nothing could be decided that is due; the task that fills the ledger goes on.
+            // An incomplete ledger allows no decision. Another task fills it.
             return Ok(());
         }
-        // One that can't be looked after keeps nobody else waiting.
+        // Skip clusters that fail, so that they don't hold up the others.
         let mut stuck = Vec::new();
         while stuck.len() < STUCK_MAX {
             let due = self.store.due(&stuck).await?;

@@ -1,4 +1,4 @@
-//! Access tokens, and what anybody may know.
+//! Handlers for access tokens and for public information about the service.
 
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json};
@@ -33,7 +33,8 @@ pub(crate) async fn token(
         Assertion::verify(&body.assertion, &key, &app.issuer, now).map_err(|error| {
             let clock = matches!(error, AccessError::Time { .. });
             let error = refused(format!("The assertion: {error}."));
-            // The client's clock, or what it took for ours; this very answer brings the time.
+            // The client's clock may be wrong. This response carries the right time, so a retry may
+            // succeed.
             if clock { error.again() } else { error }
         })?;
     let admins = app.admins.current(&app).await?;
@@ -84,7 +85,7 @@ pub(crate) async fn jwks(app: Data<App>) -> Json<Jwks> {
     Json(jwks_of(&app))
 }
 
-/// The same, for those who redeem.
+/// Returns the service's signing keys as a key set.
 pub(crate) fn jwks_of(app: &App) -> Jwks {
     let keys = app.keys.signing.iter();
     Jwks { keys: keys.map(|signing| Jwk::new(signing.key.public())).collect() }

@@ -1,4 +1,4 @@
-//! The admin chain.
+//! Handlers for the admin chain.
 
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json};
@@ -33,7 +33,7 @@ pub(crate) async fn put(
 ) -> Result<Json<AdminList>, ApiError> {
     let caller = authorise(&request, &app, Action::ChangeAdmins, None).await?;
     let admins = app.admins.current(&app).await?;
-    // Putting the same element again is the retry of a lost answer.
+    // Accept an element that is stored already: the client may retry after a lost response.
     if !admins.elements.contains(&body.jws) {
         let mut chain = admins.chain.clone();
         chain.append(&body.jws)?;

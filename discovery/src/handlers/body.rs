@@ -1,4 +1,4 @@
-//! Request bodies: bounded in size and time, and refused with a problem document.
+//! Extractors for request bodies, with limits on size and time. Errors are problem documents.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::ApiError;
 
-/// A body has to be here by then.
+/// Time limit for a request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A JSON body of at most `LIMIT` bytes.
@@ -37,7 +37,7 @@ impl<T: DeserializeOwned + 'static, const LIMIT: usize> FromRequest for Body<T, 
     }
 }
 
-/// A form of at most [`MAX_BODY`] bytes.
+/// A form body of at most [`MAX_BODY`] bytes.
 pub(crate) struct FormBody<T>(pub T);
 
 impl<T: DeserializeOwned + 'static> FromRequest for FormBody<T> {
@@ -52,14 +52,14 @@ impl<T: DeserializeOwned + 'static> FromRequest for FormBody<T> {
             let payload = web::Payload::from_request(&request, &mut { payload }).await;
             let bytes = read(payload, MAX_BODY).await?;
             let text = std::str::from_utf8(&bytes).map_err(|error| unreadable(&error))?;
-            // The query string's reader is the form's: application/x-www-form-urlencoded.
+            // `Query` parses the same format as a form body: application/x-www-form-urlencoded.
             let form = web::Query::<T>::from_query(text).map_err(|error| unreadable(&error))?;
             Ok(FormBody(form.into_inner()))
         })
     }
 }
 
-/// A request that can't be read.
+/// Error for a request that can't be parsed.
 pub(crate) fn unreadable(error: &impl ToString) -> ApiError {
     let next = "Correct the request; /openapi.json says what is expected.";
     let detail: String = error.to_string().chars().filter(|c| !c.is_control()).take(300).collect();

@@ -1,4 +1,4 @@
-//! Clusters, as admins make and see them.
+//! Handlers with which admins create, show and end clusters.
 
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path, Query};
@@ -32,7 +32,7 @@ use crate::kek::Purpose;
 use crate::store::Micros;
 use crate::store::clusters::{Draft, Opened, WrappedCa};
 
-/// Longest reason for giving a cluster up.
+/// Maximum length of a reason for abandoning a cluster, in bytes.
 const MAX_REASON: usize = 500;
 
 /// Makes a draft: an id and two CAs, for a statement to be signed over.
@@ -150,7 +150,7 @@ async fn open(
     match opened {
         Opened::Open => Ok(()),
         Opened::NameTaken => Err(name_taken(&draft.name)),
-        // Put twice at once: the other one has opened it.
+        // A concurrent request with the same statement has opened the cluster.
         Opened::NoDraft => {
             app.apply(id, Incoming::Restate { jws: jws.clone() }, None).await?;
             Ok(())
@@ -164,7 +164,7 @@ async fn summary(app: &App, id: Uuid) -> Result<Json<ClusterSummary>, ApiError> 
     Ok(Json(summary_of(&row)?))
 }
 
-/// Which clusters to list.
+/// Filter of the cluster list.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct ListQuery {
     /// Only those of this name.
@@ -287,8 +287,8 @@ pub(crate) async fn explain(
     }))
 }
 
-/// Adds what a person should know of a running cluster's members. Before a majority has reported,
-/// the reason that the cluster isn't formed names the missing ones already.
+/// Adds what a person should know about a running cluster's members. A committed cluster that isn't
+/// formed gets no list of silent members: the reason why it isn't formed names them already.
 fn with_members(
     mut lines: Vec<Explanation>,
     cluster: &Cluster,
@@ -394,7 +394,8 @@ pub(crate) async fn credentials(
     })?;
     let found = app.store.read_cluster(*path).await?;
     let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-    // By the owner-signed statement too, as with tokens: the service alone makes nobody a client.
+    // The owner-signed statement must allow it too, as with tokens: the service alone can't
+    // authorise a client.
     statement_allows(&chain, &caller.key, Action::IssueCredentials)?;
     if cluster.phase.has_ended() {
         let detail = format!("The cluster is {}.", cluster.phase.as_str());
@@ -405,7 +406,7 @@ pub(crate) async fn credentials(
     let seconds = now.0 / 1_000_000;
     let leaf = ca.issue_credential(body.csr.der(), &caller.name, seconds)?;
     tracing::info!(cluster.id = %path, by = caller.name, "issued a client certificate");
-    // A silent member's address comes last; a learner refuses most requests.
+    // List silent members last. Leave out learners, which refuse most requests.
     let present = app.present((&cluster, &chain), &[], now.0 as Micros).await?;
     let mut voters: Vec<_> = present.members.iter().filter(|member| !member.is_learner).collect();
     voters.sort_by_key(|member| member.is_silent);

@@ -1,4 +1,4 @@
-//! The database that changed under us, and the processes that share it.
+//! Handlers for a database that was set back or restored, and for the processes that share it.
 
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path};
@@ -13,7 +13,7 @@ use crate::auth::authorise;
 use crate::error::ApiError;
 use crate::store::Micros;
 
-/// A process that was heard of so long ago at most is taken for one that runs.
+/// A process seen within this time counts as running, in microseconds.
 const ALIVE_US: Micros = 60_000_000;
 
 /// Takes a changed database as it is: abandons every cluster that isn't committed, and revokes
@@ -67,7 +67,8 @@ pub(crate) async fn forget(
     list_of(&app).await
 }
 
-/// A process that runs comes back by itself: forgetting it would only seem to have been done.
+/// Errors if the process may still run. A running process would register again, so forgetting it
+/// would have no effect.
 async fn check_gone(app: &App, id: Uuid) -> Result<(), ApiError> {
     let store = &app.store;
     let runs = |detail: &str| {
@@ -87,7 +88,8 @@ async fn check_gone(app: &App, id: Uuid) -> Result<(), ApiError> {
     if now - row.last_seen_us < ALIVE_US {
         return runs("The process was heard of in the last minute.");
     }
-    // What a dump says of it is as old as the dump: it may run, and not have looked at this one yet.
+    // After a restore, `last_seen` is as old as the dump: the process may run, and not have
+    // connected to this database yet.
     if now - store.look_at_generation().await?.changed_us < ALIVE_US {
         return runs(
             "The database changed in the last minute: the process may not have seen it yet.",

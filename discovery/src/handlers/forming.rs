@@ -1,4 +1,4 @@
-//! An agent's part in forming a cluster.
+//! Handlers for agents that form a cluster.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -37,9 +37,9 @@ use crate::forming::{Applied, Incoming, poll_response, summary_of};
 use crate::intents;
 use crate::notify::Subscription;
 
-/// Longest sentence of an agent that is kept.
+/// Maximum length in characters of a text from an agent that is stored.
 const MAX_SENTENCE: usize = 300;
-/// A cluster's deadline is judged this much after it, so that it has passed.
+/// Margin after a cluster's deadline, so that it has surely passed when it is checked.
 const DEADLINE_SLACK: Duration = Duration::from_millis(5);
 
 /// Redeems a token: takes a seat or a place in the queue. Needs no access token: the envelope is
@@ -89,14 +89,15 @@ pub(crate) async fn redeem(
     }))
 }
 
-/// A host that came with a valid boot token, as it introduces itself.
+/// A host that sent a valid boot token, as it describes itself.
 struct Asker {
     key: PublicKey,
     name: String,
     address: IpAddr,
 }
 
-/// Keeps a host that came after the commit, and names the command that makes a place for it.
+/// Records a host that came after the commit. The error names the command that makes a ticket for
+/// it.
 async fn turned_away(
     app: &App,
     cluster: Uuid,
@@ -121,7 +122,7 @@ fn respond(
 ) -> Result<PollResponse, ApiError> {
     let generation = app.store.watch().generation.borrow().clone();
     let mut response = poll_response(applied, key, &app.settings, generation.as_ref())?;
-    // Of this moment, and not of when a parked poll last looked: clocks are judged by it.
+    // Use the time of this response, not of the last read: agents compare clocks with it.
     response.now_ms = app.clock.micros() / 1_000;
     Ok(response)
 }
@@ -149,7 +150,7 @@ pub(crate) async fn poll(
     Ok(Json(respond(&app, &waited, key)?))
 }
 
-/// What to wait for.
+/// Query of the poll without an agent's state.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct WatchQuery {
     /// The revision that was seen; the answer waits for another one. None answers at once.
@@ -174,8 +175,8 @@ pub(crate) async fn watch(
     Ok(Json(respond(&app, &waited, key)?))
 }
 
-/// Waits until the revision isn't `after` any more: woken by a hint, by the cluster's next
-/// deadline, by the end of the poll, or by the process's.
+/// Waits until the revision differs from `after`. The wait ends with a notification, the cluster's
+/// next deadline, the poll's time limit, or the process's shutdown.
 async fn park(
     app: &App,
     cluster: Uuid,
@@ -189,7 +190,7 @@ async fn park(
     }
     let key = agent_key(caller);
     let _place = app.place_to_park(&caller.key)?;
-    // Within a lease, so that it is renewed in time.
+    // Return within half a lease, so that the agent renews it in time.
     let half_a_lease = Duration::from_millis(app.settings.lease.0 / 2);
     let end = Instant::now() + app.poll.min(half_a_lease);
     loop {
@@ -253,7 +254,7 @@ pub(crate) async fn nack(
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
-/// Somebody else's words: printable, and not too many.
+/// Cleans a text from an agent: printable characters only, at most `MAX_SENTENCE`.
 fn sentence(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MAX_SENTENCE).collect()
 }
@@ -312,7 +313,7 @@ pub(crate) async fn report(
     let caller = authorise(&request, &app, Action::Report, Some(*path)).await?;
     let raft_cluster =
         u64::from_str_radix(&body.raft_cluster_id, 16).map_err(|error| unreadable(&error))?;
-    // Who came later has no say in whether the cluster is formed.
+    // A member that joined later doesn't count towards the majority that makes the cluster formed.
     let phase = if app.is_newcomer(*path, &caller.key).await? {
         app.look(*path, None).await?.cluster.phase
     } else {
@@ -365,7 +366,8 @@ pub(crate) async fn adopt(
         let next = "Look who signed the cluster's statements.";
         ApiError::new(Code::Forbidden, detail, next)
     };
-    // Nothing is asked for here but a key, so whoever can't be meant must cost no signature.
+    // This request needs only a key, no token. Callers that can't be members must cost no signature
+    // check.
     if !VerifiedDocument::claims_seat(&body.document, &key.key_id())? {
         return Err(forbidden("The connection's key is not in the document."));
     }

@@ -1,4 +1,4 @@
-//! Grants: what issuers signed for tokens that this service never sees.
+//! Handlers for grants: signed permissions for tokens that this service never sees.
 
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path};
@@ -53,7 +53,7 @@ pub(crate) async fn put(
     view(&app, grant.id).await
 }
 
-/// Boot tokens are for clusters that form, join tickets for those that run.
+/// Checks the token's kind: boot tokens are for clusters that form, join tickets for running ones.
 fn must_take(kind: TokenKind, phase: Phase) -> Result<(), ApiError> {
     let detail = format!("The cluster is {}.", phase.as_str());
     match (kind, phase) {
@@ -124,7 +124,8 @@ pub(crate) async fn revoke(
     app: Data<App>,
     path: Path<GrantId>,
 ) -> Result<Json<GrantView>, ApiError> {
-    // Boot tokens are the broader right; a join ticket's kind is looked at below.
+    // Check for the broader right of boot tokens first. The right to revoke a join ticket is
+    // checked below.
     let caller = authorise(&request, &app, Action::RevokeBootGrant, None).await?;
     let row = app.store.grant(&path.to_string()).await?;
     let row = row.ok_or_else(|| ApiError::not_found("such token"))?;

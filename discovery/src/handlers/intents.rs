@@ -1,4 +1,4 @@
-//! Changes of a cluster that runs.
+//! Handlers for changes of a running cluster.
 
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ pub(crate) async fn order(
     Ok(Json(app.put_order(&caller, &body.jws).await?))
 }
 
-/// Which intents to list.
+/// Filter of the intent list.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct IntentsQuery {
     /// The revision that was seen; the answer waits for another one. None answers at once.
@@ -110,7 +110,7 @@ pub(crate) async fn list(
     Ok(Json(list))
 }
 
-/// An intent of a cluster.
+/// Path of an intent.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct IntentPath {
     /// The cluster.
@@ -119,7 +119,7 @@ pub(crate) struct IntentPath {
     pub operation: OperationId,
 }
 
-/// What was seen.
+/// Query of a request for one intent.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct IntentQuery {
     /// The revision that was seen; the answer waits for another one. None answers at once.
@@ -250,13 +250,13 @@ fn reader(caller: &Caller) -> Reader {
     }
 }
 
-/// When time alone changes one of these next, in seconds since 1970.
+/// Returns the time at which the next open intent expires, in seconds since 1970.
 fn earliest_end(intents: &[IntentView]) -> Option<u64> {
     let open = intents.iter().filter(|view| view.state == IntentState::Open);
     open.map(|view| view.intent.expires_at).min()
 }
 
-/// Somebody who waits for news of a cluster's intents.
+/// A long poll for changes of a cluster's intents.
 struct Wait<'a> {
     cluster: Uuid,
     caller: &'a Caller,
@@ -264,8 +264,8 @@ struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Reads until the revision is another one, an intent expires, or the poll is over. `seen` says
-    /// the revision of what was read, and when time changes it.
+    /// Reads until the revision differs, an intent expires, or the poll's time is up. `seen`
+    /// returns the revision of the result, and when time alone changes it.
     async fn until<T>(
         &self,
         app: &App,

@@ -1,4 +1,4 @@
-//! Handlers: extract, authorise, one call, respond.
+//! The API's handlers: each one extracts, authorises, makes one call and responds.
 
 pub(crate) mod access;
 pub(crate) mod admins;
@@ -15,7 +15,7 @@ use discovery_types::role::Principal;
 
 use crate::auth::Caller;
 
-/// The agent who calls, in the machine's terms; none for an admin.
+/// Returns the calling agent's key as the state machine's type; `None` for an admin.
 fn agent_key(caller: &Caller) -> Option<KeyId> {
     match caller.principal {
         Principal::Agent { .. } => Some(KeyId(*caller.key.as_bytes())),

@@ -1,4 +1,4 @@
-//! For those who run the service.
+//! Handlers for operators: health, metrics and the API's description.
 
 use actix_web::http::header::{self, HeaderValue};
 use actix_web::web::Data;
@@ -59,13 +59,13 @@ pub(crate) async fn openapi() -> HttpResponse {
     HttpResponse::Ok().content_type("application/json").body(crate::routes::openapi_text())
 }
 
-/// Nothing is here.
+/// Response for an unknown path.
 pub(crate) async fn not_found() -> HttpResponse {
     let next = "Look into /openapi.json for the paths that there are.";
     ApiError::new(Code::NotFound, "There is nothing at this path.", next).error_response()
 }
 
-/// Another method is: one of `allow` (RFC 9110, 15.5.6).
+/// Response for a known path with another method. `allow` lists the right ones (RFC 9110, 15.5.6).
 pub(crate) async fn method_not_allowed(allow: &'static str) -> HttpResponse {
     let next = format!("Use one of: {allow}.");
     let error = ApiError::new(Code::MethodNotAllowed, "This path takes another method.", next);
@@ -86,7 +86,7 @@ pub(crate) async fn membership() -> HttpResponse {
          `muster-discovery intent` ask the cluster's own agents to do so.",
     )
     .error_response();
-    // No method is allowed, and the header has to be there.
+    // RFC 9110 requires the header with a 405, even though no method is allowed.
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(""));
     response
 }

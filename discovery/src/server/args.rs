@@ -1,4 +1,4 @@
-//! What can be typed after `muster-discovery init` and `muster-discovery serve`.
+//! Command-line arguments of `init`, `serve`, `backup` and `restore`.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,9 @@ use std::time::Duration;
 use discovery_types::key::{KeyError, PublicKey};
 use zeroize::Zeroizing;
 
-/// A public key has one line.
+/// Maximum size of a public key's file, in bytes. A public key is one line.
 const MAX_PUBLIC_KEY_FILE: u64 = 4096;
-/// A database's URL has one line.
+/// Maximum size of a file with a database's URL, in bytes. The URL is one line.
 pub(super) const MAX_URL_FILE: u64 = 4096;
 
 /// Makes the key directory of a new discovery service.
@@ -52,8 +52,8 @@ pub(crate) struct ServeArgs {
     pub limits: LimitArgs,
 }
 
-/// Read only where no option names a database: what is set for everybody must not contradict what
-/// is typed.
+/// Environment variable with the database's URL. It is read only if no option names a database: a
+/// value set for every command must not contradict the command line.
 pub(super) const DATABASE_URL: &str = "MUSTER_DATABASE_URL";
 
 /// Which Postgres.
@@ -189,10 +189,10 @@ pub(crate) struct LimitArgs {
     pub burst: u32,
 }
 
-/// A public key: itself, or the file that holds it.
+/// Reads a public key, given as text or as the path of a file that holds it.
 ///
-/// Errors with the sentence that the command line shows, which repeats nothing of what was given:
-/// it may have been the private key.
+/// Errors with the sentence that the command line shows. The sentence never repeats the argument,
+/// which may be a private key by mistake.
 pub(crate) fn read_public_key(text: &str) -> Result<PublicKey, String> {
     let parse = |text: &str| text.trim().parse().map_err(|error: KeyError| error.to_string());
     if text.starts_with("ed25519:") {
@@ -203,7 +203,7 @@ pub(crate) fn read_public_key(text: &str) -> Result<PublicKey, String> {
     parse(&String::from_utf8_lossy(&Zeroizing::new(content)))
 }
 
-/// `90s`, `500ms`, `10m`, `24h`; a bare number is seconds.
+/// Parses a time such as `90s`, `500ms`, `10m` or `24h`. A bare number is seconds.
 ///
 /// Errors with the sentence that the command line shows.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {

@@ -1,12 +1,12 @@
-//! `backup` and `restore`: the managed Postgres and the ledger as files, and back.
+//! `backup` and `restore`: copy the managed Postgres and the ledger to files, and back.
 //!
-//! A backup is made while the service runs. The dump comes first and the ledger after it, so that
-//! the ledger holds every commit that the dump does. Once all of it is on the disk, a list of the
-//! files with their hashes is written: without that list it is no backup.
+//! A backup is made while the service runs. The database is dumped first and the ledger is copied
+//! afterwards, so the ledger holds every commit that the dump holds. When all files are durable, a
+//! list of them with their hashes is written. A folder without that list is not a backup.
 //!
-//! What is restored is known for it. The database stands on another server than the one that is
-//! noted in it, and the ledger isn't where it was written: the service serves what committed, and
-//! forms nothing before an owner says `db accept`.
+//! The service recognises a restored database and ledger. The database runs on another server than
+//! the one noted in it, and the ledger is not in the place where it was written. The service then
+//! serves committed clusters, but forms nothing before an owner runs `db accept`.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -22,37 +22,37 @@ use super::run::{DATABASE, make_database, start_postgres};
 use crate::ledger::{LEDGER_FILE, POSITION_FILE};
 use crate::managed_postgres::{Settings, dump, load};
 
-/// The database, in pg_dump's custom format.
+/// File name of the database dump, in pg_dump's custom format.
 const DUMP: &str = "database.dump";
-/// The list of the files, written last.
+/// File name of the list of files, which is written last.
 const LIST: &str = "backup.json";
-/// Of the list.
+/// Version of the list's format.
 const VERSION: u32 = 1;
-/// Far more than three entries need.
+/// Maximum size of the list, in bytes: far more than three entries need.
 const MAX_LIST: u64 = 1 << 16;
-/// Bytes copied at a time.
+/// Size of the copy buffer, in bytes.
 const CHUNK: usize = 1 << 16;
 
-/// What a backup consists of.
+/// List of a backup's files, stored as `backup.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupList {
     version: u32,
-    /// When it was complete, by this host's clock (RFC 3339).
+    /// When the backup was complete, by this host's clock (RFC 3339).
     pub made_at: String,
-    /// By name.
+    /// The files, by name.
     pub files: BTreeMap<String, BackupFile>,
 }
 
-/// One of its files.
+/// Size and hash of one file in a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupFile {
-    /// Its length.
+    /// Length of the file, in bytes.
     pub bytes: u64,
-    /// Its SHA-256, in hex.
+    /// SHA-256 of the file, in hex.
     pub sha256: String,
 }
 
-/// Makes a backup of a managed Postgres that runs, and of the ledger beside it.
+/// Makes a backup of a running managed Postgres, and of the service's ledger.
 pub(crate) fn back_up(args: &BackupArgs) -> Result<BackupList, ServerError> {
     let out = &args.out;
     muster_files::own_folder(out).map_err(|error| refused("--out", error))?;
@@ -77,7 +77,7 @@ pub(crate) fn back_up(args: &BackupArgs) -> Result<BackupList, ServerError> {
         .map_err(|error| ServerError::failed("can't dump the database", error))?;
     target.sync_all().map_err(|error| failed("sync", &path, error))?;
     files.insert(DUMP.to_owned(), sum(&mut open(out, DUMP)?, &mut std::io::sink(), &path)?);
-    // Later than the dump, so that nothing stands there that isn't here.
+    // The ledger is copied after the dump, so it holds every commit that the dump holds.
     for name in [LEDGER_FILE, POSITION_FILE] {
         let mut source = open(&args.ledger, name)?;
         (_, target) = create(out, name)?;
@@ -92,7 +92,7 @@ pub(crate) fn back_up(args: &BackupArgs) -> Result<BackupList, ServerError> {
     Ok(list)
 }
 
-/// Puts a backup into a new managed Postgres and a new ledger; starts no service.
+/// Restores a backup into a new managed Postgres and a new ledger. Doesn't start the service.
 pub(crate) async fn restore(args: &RestoreArgs) -> Result<BackupList, ServerError> {
     let list = check(&args.from)?;
     let settings = settings(&args.postgres)?;
@@ -125,7 +125,7 @@ pub(crate) async fn restore(args: &RestoreArgs) -> Result<BackupList, ServerErro
     };
     postgres.stop().await;
     loaded?;
-    // The position first: it says that the ledger comes from elsewhere.
+    // The position file goes first: with it in place, the ledger is known to be a copy.
     for name in [POSITION_FILE, LEDGER_FILE] {
         let (path, mut target) = create(&args.ledger, name)?;
         sum(&mut open(&args.from, name)?, &mut target, &path)?;
@@ -136,7 +136,7 @@ pub(crate) async fn restore(args: &RestoreArgs) -> Result<BackupList, ServerErro
     Ok(list)
 }
 
-/// The list, if all files are as it says.
+/// Reads the list of files and checks every file's length and hash.
 fn check(from: &Path) -> Result<BackupList, ServerError> {
     let wrong = |what: String| ServerError::Usage(format!("--from: {}: {what}", from.display()));
     let text = muster_files::read(&from.join(LIST), MAX_LIST)
@@ -189,7 +189,7 @@ fn open(folder: &Path, name: &str) -> Result<File, ServerError> {
     })
 }
 
-/// Copies a file as it is now, and says what it was.
+/// Copies a file as it is now. Returns the length and hash of what was copied.
 fn sum(from: &mut File, to: &mut impl Write, path: &Path) -> Result<BackupFile, ServerError> {
     let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
     let (mut chunk, mut bytes) = (vec![0; CHUNK], 0);

@@ -1,8 +1,8 @@
-//! The way in: socket → bounds per address → crate `muster-door` → TLS handshake → HTTP.
+//! The accept path: socket → limits per address → crate `muster-door` → TLS handshake → HTTP.
 //!
-//! One address has so many sockets, opens so many a second, and shakes hands on so few of them at a
-//! time; one that says nothing takes no handshake from anybody. Whoever is refused here is refused by
-//! an end of the connection.
+//! Three limits apply to each address: open sockets, new connections a second, and concurrent
+//! handshakes. Silent connections don't use up handshakes. A connection over a limit is closed
+//! without an answer.
 
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
@@ -29,16 +29,16 @@ use crate::limits::{AddressLimit, Place, Places};
 use crate::metrics::Metrics;
 use crate::routes;
 
-/// A request's headers have to be here by then.
+/// Time limit for a request's headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// A client has this long to read what is left when the connection ends.
+/// How long a client may read the rest of a response when the connection is closed.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Handshakes at a time, over all workers.
+/// Maximum number of concurrent handshakes, over all workers.
 pub(super) const HANDSHAKES: usize = 256;
-/// Of these, for one address; its further sockets wait for their turn.
+/// Maximum number of concurrent handshakes of one address. Its other sockets wait.
 const HANDSHAKES_EACH: usize = 32;
 
-/// The bounds, shared by all workers.
+/// Limits on connections, shared by all workers.
 #[derive(Clone, Debug)]
 pub(super) struct Door {
     sockets: Places<IpAddr>,
@@ -49,24 +49,24 @@ pub(super) struct Door {
     unread: Duration,
 }
 
-/// Bounds of the sockets that one service has, over all workers.
+/// Limits on the service's sockets, over all workers.
 pub(super) struct Sockets {
-    /// In all.
+    /// Maximum number of open sockets.
     pub(super) max: usize,
-    /// Of one address.
+    /// Maximum number of open sockets of one address.
     pub(super) each: usize,
-    /// How long one may take for its first byte, then for its turn, then for its handshake.
+    /// Time limit for each step of a new connection: first byte, start of the handshake, its end.
     pub(super) handshake: Duration,
-    /// How long an answer waits for somebody who doesn't read it.
+    /// How long a response waits for a client that doesn't read it.
     pub(super) unread: Duration,
 }
 
 impl Door {
-    /// Sockets are opened at `rate` by one address.
+    /// Makes the limits. `rate` limits how often one address opens a socket.
     pub(super) fn new(sockets: &Sockets, rate: Arc<AddressLimit>, metrics: Arc<Metrics>) -> Self {
         let &Sockets { max, each, handshake, unread } = sockets;
         let bounds = Bounds {
-            // Whoever says nothing leaves as many to those who do.
+            // Silent connections may take at most half of the sockets.
             silent: max.div_ceil(2),
             handshakes: HANDSHAKES,
             each: HANDSHAKES_EACH,
@@ -89,7 +89,7 @@ impl Door {
 
 type Opened = (Unread<TlsStream<TcpStream>>, Protocol, Option<SocketAddr>);
 
-/// What serves one worker's connections of one listener.
+/// Makes the factory for the service that handles one worker's connections of one listener.
 pub(super) fn service(
     app: &App,
     door: &Door,

@@ -1,4 +1,4 @@
-//! Start and stop.
+//! The server: arguments, start, stop, backup and restore.
 
 mod args;
 mod backup;
@@ -26,34 +26,34 @@ pub(crate) use args::LimitArgs;
 #[cfg(test)]
 pub(crate) use run::{Running, start};
 
-/// Why `init` or `serve` ended.
+/// Why a server command ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The arguments contradict each other or what they name. Exit code 2.
     #[error("{0}")]
     Usage(String),
-    /// No restart can mend it: a person has to decide. Exit code 3.
+    /// No restart can help: a person has to decide. Exit code 3.
     #[error("{message}")]
     DoNotRestart {
         /// What doesn't work.
         message: String,
-        /// What was found, and what to do.
+        /// What was found, and what to do about it.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Anything that a second try or an operator may mend. Exit code 1.
+    /// A failure that a second try or an operator may fix. Exit code 1.
     #[error("{message}")]
     Failed {
         /// What didn't work, and what to do.
         message: String,
-        /// What the system said.
+        /// The error that the system reported.
         #[source]
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
 }
 
 impl ServerError {
-    /// The program's exit code.
+    /// The program's exit code for this error.
     pub fn exit_code(&self) -> u8 {
         match self {
             ServerError::Usage(_) => 2,
@@ -62,7 +62,7 @@ impl ServerError {
         }
     }
 
-    /// A failure; where `forever`, one that a restart can't mend.
+    /// Makes a failure. With `forever`, it is one that no restart can fix.
     pub(crate) fn lasting(
         forever: bool,
         message: &str,
@@ -82,8 +82,8 @@ impl ServerError {
     }
 }
 
-/// Makes the service's key directory and returns what the operator must be shown: the context
-/// line, ready to be printed on stdout.
+/// Makes the service's key directory. Returns the context line, which the operator must be shown
+/// and which can be printed to stdout as it is.
 pub(crate) fn init(args: &InitArgs) -> Result<String, ServerError> {
     let usage = |error: &dyn std::fmt::Display| ServerError::Usage(error.to_string());
     let owner = args.owner;

@@ -1,4 +1,4 @@
-//! `serve`: everything is read and connected first, then bound, then said, then drained.
+//! `serve`: reads the files, connects to Postgres, listens, serves, and drains at the end.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -36,23 +36,25 @@ use crate::managed_postgres::{
 use crate::notify::Wakes;
 use crate::store::{ConnectError, PoolSettings, connect};
 
-/// How long a request waits for a connection to Postgres before it is shed.
+/// How long a request waits for a connection to Postgres before it is refused.
 const POOL_WAIT: Duration = Duration::from_secs(1);
-/// Longest time that a poll is parked.
+/// Upper limit for `--poll`.
 const LONGEST_POLL: Duration = Duration::from_secs(55);
-/// Connections that wait to be accepted.
+/// Backlog of the listening socket: connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// New connections for each request that an address may make: whoever asks too often is told so,
-/// and who goes on regardless finds the door closed.
+/// New connections that an address may open for each request it may make. An address over its
+/// request limit gets an error response first; if it keeps reconnecting, its connections are
+/// closed.
 const CONNECTIONS: u32 = 4;
-/// Polls that one key may park: an agent needs one, and a second one while a connection dies.
+/// Maximum number of long polls of one key. An agent needs one, and a second one while a broken
+/// connection times out.
 const PARKED_EACH: usize = 8;
-/// The managed server's database.
+/// Name of the database in the managed server.
 pub(super) const DATABASE: &str = "muster";
 
-/// A service that answers.
+/// A started service.
 pub(crate) struct Running {
-    /// Where it listens.
+    /// Addresses on which it listens.
     #[cfg_attr(not(test), expect(dead_code, reason = "tests serve where the kernel picks"))]
     pub addresses: Vec<SocketAddr>,
     handle: ServerHandle,
@@ -64,8 +66,8 @@ pub(crate) struct Running {
     drain: Duration,
 }
 
-/// Serves until SIGTERM or SIGINT, then drains. Needs a tokio runtime around it, and a tracing
-/// subscriber set up by the caller.
+/// Serves until SIGTERM or SIGINT, then drains. The caller must provide a tokio runtime and a
+/// tracing subscriber.
 pub(crate) async fn serve(args: ServeArgs) -> Result<(), ServerError> {
     let broken = |error| ServerError::failed("can't wait for signals", error);
     let mut terminate = signal(SignalKind::terminate()).map_err(broken)?;
@@ -104,7 +106,7 @@ pub(crate) async fn serve(args: ServeArgs) -> Result<(), ServerError> {
     ended.map(|_| ())
 }
 
-/// Starts a service; returns when it listens.
+/// Starts a service. Returns when it listens.
 pub(crate) async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     check(&args)?;
     tracing::info!(
@@ -124,7 +126,7 @@ pub(crate) async fn start(args: ServeArgs) -> Result<Running, ServerError> {
             ServerError::lasting(damaged, "can't open the ledger", error)
         }
     })?;
-    // Before the database hears of us: a process whose port is taken must not stand in it.
+    // Bind before using the database: a process whose port is taken must leave no row in it.
     let sockets = bind(&args.listen)?;
     let (options, postgres) = database(&args.database).await?;
     let pool = PoolSettings { size: args.database.pool_size, wait: POOL_WAIT };
@@ -176,7 +178,7 @@ pub(crate) async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     Ok(Running { addresses, handle, server, app, tracker, stop_background, postgres, drain })
 }
 
-/// Takes the addresses. Connections are refused until the sockets listen.
+/// Binds the addresses. Clients' connections are refused until the sockets listen.
 fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpSocket)>, ServerError> {
     let bound = |address: SocketAddr| {
         let socket = match address {
@@ -225,7 +227,7 @@ async fn database(
     args: &DatabaseArgs,
 ) -> Result<(PgConnectOptions, Option<ManagedPostgres>), ServerError> {
     if let Some(dir) = &args.managed_postgres {
-        // The server's user works in it, wherever we were started.
+        // The server's user needs an absolute path: its working directory is another one.
         let dir = std::path::absolute(dir)
             .map_err(|error| ServerError::failed("--managed-postgres", error))?;
         let settings = PostgresSettings {
@@ -246,7 +248,7 @@ async fn database(
     Ok((external(args)?, None))
 }
 
-/// The Postgres that somebody else runs. Its URL may hold a password: it stands in no message.
+/// Connect options of an external Postgres. Its URL may hold a password, so no message contains it.
 fn external(args: &DatabaseArgs) -> Result<PgConnectOptions, ServerError> {
     let from_environment =
         || std::env::var(DATABASE_URL).ok().filter(|url| !url.is_empty()).map(Zeroizing::new);
@@ -338,7 +340,7 @@ fn app(args: &ServeArgs, keys: Keydir, store: crate::store::Store) -> App {
 }
 
 impl Running {
-    /// What requests share; for tests that look behind the API.
+    /// State shared by requests, for tests that look behind the API.
     #[cfg(test)]
     pub(crate) fn app(&self) -> &App {
         &self.app
@@ -350,7 +352,8 @@ impl Running {
         self.postgres.as_ref().and_then(ManagedPostgres::pid)
     }
 
-    /// Takes no more requests, lets those that run finish within the drain time, stops the rest.
+    /// Stops accepting requests, gives running ones the drain time to finish, then stops everything
+    /// else.
     pub(crate) async fn stop(self) {
         self.app.draining.cancel();
         let graceful = tokio::time::timeout(self.drain, self.handle.stop(true));
@@ -361,7 +364,7 @@ impl Running {
         self.stop_background.cancel();
         self.tracker.close();
         self.tracker.wait().await;
-        // A connection that waits for a dead server isn't waited for.
+        // Don't wait longer for a connection that waits for a dead server.
         let _ = tokio::time::timeout(POOL_WAIT, self.app.store.pool().close()).await;
         if let Some(postgres) = self.postgres {
             postgres.stop().await;

@@ -1,8 +1,9 @@
-//! The listener's TLS: 1.3 only; client certificates are asked for, not required, and looked at
-//! for their key alone.
+//! The listener's TLS configuration: TLS 1.3 only. Client certificates are requested but not
+//! required.
 //!
-//! A client's certificate is self-signed, so there is no chain to check. That the client holds the
-//! key is proven by the handshake's signature; what the key may do is `auth`'s business.
+//! A client's certificate is self-signed, so only its key is used and there is no chain to check.
+//! The handshake's signature proves that the client holds the key. `auth` decides what the key may
+//! do.
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -24,21 +25,21 @@ use crate::keydir::Keydir;
 const ED25519_SPKI: [u8; 12] =
     [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0];
 
-/// Who is at the other end of a connection.
+/// The remote end of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
-    /// The socket's address.
+    /// Remote address of the socket.
     pub address: SocketAddr,
-    /// The client's certificate, if it showed one.
+    /// The client's certificate, if it sent one.
     pub certificate: Option<ClientCertificate>,
 }
 
-/// What is kept of a client's certificate.
+/// The parts of a client's certificate that requests use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClientCertificate {
     /// SHA-256 of the DER: `x5t#S256` of RFC 8705.
     pub thumbprint: [u8; 32],
-    /// The key, if it is Ed25519.
+    /// The public key, if it is Ed25519.
     pub ed25519: Option<[u8; 32]>,
 }
 
@@ -53,7 +54,7 @@ impl ClientCertificate {
     }
 }
 
-/// actix-web's `on_connect`: puts a [`Peer`] where requests find it.
+/// actix-web's `on_connect` hook: stores a [`Peer`] in the connection's extensions.
 pub(crate) fn remember_peer(connection: &dyn Any, extensions: &mut Extensions) {
     let Some(stream) = connection.downcast_ref::<TlsStream<TcpStream>>() else { return };
     let (socket, session) = stream.get_ref();
@@ -65,7 +66,7 @@ pub(crate) fn remember_peer(connection: &dyn Any, extensions: &mut Extensions) {
     extensions.insert(Peer { address, certificate });
 }
 
-/// The listener's configuration.
+/// Makes the listener's TLS configuration.
 pub(crate) fn server_config(keys: &Keydir) -> Result<rustls::ServerConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = Arc::new(AnyKey { provider: provider.clone() });
@@ -73,13 +74,14 @@ pub(crate) fn server_config(keys: &Keydir) -> Result<rustls::ServerConfig, Error
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(verifier)
         .with_single_cert(vec![keys.tls_certificate.clone()], keys.tls_key.clone_key())?;
-    // A resumed session would have to bring its certificate along; a new handshake is cheap.
+    // No resumption: a resumed session would have to carry the client's certificate, and a new
+    // handshake is cheap.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     Ok(config)
 }
 
-/// Takes any certificate whose key signed this handshake.
+/// Accepts any client certificate whose key signed this handshake.
 #[derive(Debug)]
 struct AnyKey {
     provider: Arc<CryptoProvider>,

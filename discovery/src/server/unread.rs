@@ -1,4 +1,4 @@
-//! A connection that ends when nobody takes what it sends.
+//! A connection that is closed when the client stops reading.
 
 use std::future::Future;
 use std::io;
@@ -9,8 +9,8 @@ use std::time::Duration;
 use actix_web::rt::time::{Sleep, sleep};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Fails a write of which nothing was taken for so long. The kernel's own time-out for that begins
-/// anew with each byte that the other end sends.
+/// Stream whose writes fail when the peer accepts no byte for `patience`. The kernel's own timeout
+/// for this restarts with each byte that the peer sends, so it isn't enough.
 pub(super) struct Unread<S> {
     pub(super) stream: S,
     patience: Duration,

@@ -1,4 +1,4 @@
-//! The admin chain's elements, and assertions that were used.
+//! Queries on the admin chain, used assertions, agents' clusters and event chains.
 
 use discovery_types::jws::Jws;
 use sqlx::types::Json;
@@ -9,7 +9,8 @@ use crate::domain::epoch_to_row;
 use crate::ledger;
 
 impl Store {
-    /// SHA-256 over all elements: whether they are still those that were read.
+    /// Returns the SHA-256 over all chain elements, which shows whether they changed, and the
+    /// database's time.
     pub(crate) async fn admin_fingerprint(&self) -> Result<(Vec<u8>, Micros), StoreError> {
         let row = sqlx::query_as(
             "SELECT sha256(convert_to(coalesce(string_agg(jws, E'\\n' ORDER BY sequence), ''),
@@ -21,7 +22,7 @@ impl Store {
         Ok(row)
     }
 
-    /// All elements as they stand, in order.
+    /// Returns all stored elements of the admin chain, in order.
     pub(crate) async fn admin_elements(&self) -> Result<Vec<String>, StoreError> {
         let rows = sqlx::query_scalar("SELECT jws FROM admin_elements ORDER BY sequence")
             .fetch_all(&mut *self.acquire().await?)
@@ -29,7 +30,8 @@ impl Store {
         Ok(rows)
     }
 
-    /// Appends a verified element. `Taken`: somebody else has appended in the meantime.
+    /// Appends a verified element. Errors with `Taken` if another element was appended in the
+    /// meantime.
     pub(crate) async fn put_admin_element(
         &self,
         sequence: u64,
@@ -57,7 +59,7 @@ impl Store {
         Ok(())
     }
 
-    /// Uses an assertion up. `false`: it was used before.
+    /// Records the use of an assertion. Returns `false` if it was used before.
     pub(crate) async fn use_assertion(
         &self,
         key: &[u8; 32],
@@ -76,7 +78,7 @@ impl Store {
         Ok(inserted.rows_affected() == 1)
     }
 
-    /// The cluster that an agent's key belongs to.
+    /// Returns the cluster that an agent's key belongs to. If it has several, the newest counts.
     pub(crate) async fn cluster_of_agent(
         &self,
         key: &[u8; 32],
@@ -93,7 +95,7 @@ impl Store {
         Ok(row)
     }
 
-    /// The service's own events, newest first.
+    /// Returns the newest `limit` events of an event chain, newest first.
     pub(crate) async fn events(&self, stream: Uuid, limit: i64) -> Result<Vec<Event>, StoreError> {
         let rows: Vec<(i64, String, String)> = sqlx::query_as(
             "SELECT at_us, kind, body FROM events WHERE stream = $1
@@ -112,13 +114,13 @@ impl Store {
     }
 }
 
-/// One link of an event chain.
+/// One event of an event chain.
 #[derive(Clone, Debug)]
 pub(crate) struct Event {
-    /// When.
+    /// When it happened: the database's time in microseconds.
     pub at_us: Micros,
-    /// What.
+    /// Kind of the event, such as "frozen".
     pub kind: String,
-    /// The rest.
+    /// Body of the event, which depends on its kind.
     pub body: Json<serde_json::Value>,
 }

@@ -1,18 +1,18 @@
-//! What a Postgres must be before a promise is kept in it.
+//! Checks whether a Postgres server is safe to use: its version and its durability settings.
 
 use sqlx::PgConnection;
 
 use super::StoreError;
 
-/// The oldest version that is tested for.
+/// Oldest version of Postgres that is tested, as `server_version_num`.
 const OLDEST_VERSION: i32 = 130_000;
 
-/// What was found, in sentences: what can't be worked with, and what an operator should know.
+/// Results of the check, in sentences.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Findings {
-    /// Each one stops the start.
+    /// Reasons not to start.
     pub refusals: Vec<String>,
-    /// Each one is logged.
+    /// Problems that are only logged.
     pub warnings: Vec<String>,
 }
 
@@ -28,7 +28,7 @@ struct Facts {
     read_only: String,
 }
 
-/// Looks at the server behind `connection`.
+/// Checks the server behind `connection`.
 pub(crate) async fn check(connection: &mut PgConnection) -> Result<Findings, StoreError> {
     let facts: Facts = sqlx::query_as(
         "SELECT current_setting('server_version_num')::int AS version,

@@ -1,4 +1,4 @@
-//! Clusters from the outside: drafts, first statements, lists, and what the sweep looks for.
+//! Queries on whole clusters: drafts, first statements, lists, and the sweep's work.
 
 use discovery_formation as formation;
 use discovery_formation::service::{Cluster, EndCause, Settings, next_deadline};
@@ -15,34 +15,32 @@ use crate::ca::NewCa;
 use crate::domain::epoch_to_row;
 use crate::ledger;
 
-/// A cluster in a list.
+/// Row of a cluster in a list.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct ClusterSummaryRow {
-    /// Its id.
     pub id: Uuid,
-    /// Its name.
     pub name: String,
-    /// How many members.
+    /// Number of seats.
     pub size: i16,
-    /// Where it stands.
+    /// Phase of the cluster, or `draft`.
     pub phase: String,
-    /// Its epoch.
     pub epoch: i64,
     /// When the draft was made.
     pub created_us: Micros,
-    /// When it expires.
+    /// When the cluster expires if it hasn't committed.
     pub deadline_us: Micros,
-    /// Seats that are taken.
+    /// Number of occupied seats.
     pub seated: i64,
-    /// Agents that wait.
+    /// Number of agents that wait for a seat.
     pub standbys: i64,
-    /// Members of the confirmed list; before one was confirmed, of the commit document.
+    /// Number of members in the confirmed list or, before one was confirmed, in the commit
+    /// document.
     pub members: Option<i64>,
-    /// Members of that list that reported lately.
+    /// Number of members in that list that have reported recently.
     pub heard: i64,
 }
 
-/// A cluster in a list; `$1` is how long a member may be silent.
+/// Selects list rows. `$1` is the time in microseconds after which a member counts as silent.
 const SUMMARY: &str = "
 SELECT c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us,
     (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id AND a.seat IS NOT NULL) AS seated,
@@ -59,19 +57,18 @@ fn silent_after_us() -> Micros {
     Micros::try_from(SILENT_AFTER.as_micros()).unwrap_or(Micros::MAX)
 }
 
-/// Where an agent comes from.
+/// Source address and grant of an agent.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct Origin {
-    /// The agent's key.
     pub key: Vec<u8>,
-    /// The address that it last came from.
+    /// The last source address of the agent.
     pub address: Option<String>,
-    /// The grant that it came with; none where only a document tells of the agent.
+    /// JWS of the agent's grant. `None` if the agent is known from a commit document only.
     pub grant_jws: Option<String>,
 }
 
 impl Origin {
-    /// The addresses that its token is bound to; none if it is bound to none.
+    /// Returns the networks that the agent's token is bound to. An empty list means any network.
     pub(crate) fn bound_to(&self) -> Vec<IpNet> {
         let jws = self.grant_jws.as_ref().and_then(|jws| jws.parse::<Jws>().ok());
         let grant = jws.and_then(|jws| jws.claims_unverified::<Grant>(Typ::Grant).ok());
@@ -79,45 +76,44 @@ impl Origin {
     }
 }
 
-/// What a draft holds.
+/// A draft of a cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
-    /// Its name.
     pub name: String,
-    /// Its size.
+    /// Number of seats.
     pub size: i16,
-    /// Its CAs.
+    /// Both CAs of the draft.
     pub authorities: Authorities,
 }
 
-/// What became of a first statement.
+/// Result of a first statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opened {
-    /// It is open now.
+    /// The draft has become an open cluster.
     Open,
-    /// There is no draft of that id: it has died, or is open already.
+    /// There is no draft with that id: it has expired, or is open already.
     NoDraft,
-    /// Another live cluster has the name.
+    /// Another live cluster has the same name.
     NameTaken,
 }
 
-/// A CA with its wrapped key, to be stored.
+/// A CA and its wrapped key, to be stored.
 pub(crate) struct WrappedCa {
-    /// The CA.
+    /// The CA with its unwrapped key.
     pub ca: NewCa,
-    /// Its key as the KEK wraps it.
+    /// Key of the CA, wrapped by the KEK.
     pub wrapped_key: Vec<u8>,
 }
 
-/// Rows that the sweep takes at once.
+/// Maximum number of rows that the sweep takes at once.
 const SWEEP_BATCH: i64 = 100;
-/// Used assertions that are forgotten at once.
+/// Maximum number of used assertions that are deleted at once.
 const ASSERTIONS_BATCH: i64 = 1_000;
-/// Clusters in one list.
+/// Maximum number of clusters in a list.
 const LIST_LIMIT: i64 = 1_000;
 
 impl Store {
-    /// Stores a draft; returns when it dies.
+    /// Stores a draft. Returns the time at which it expires.
     pub(crate) async fn add_draft(
         &self,
         id: Uuid,
@@ -167,7 +163,7 @@ impl Store {
         Ok(taken)
     }
 
-    /// A live draft.
+    /// Returns a draft that hasn't expired.
     pub(crate) async fn draft(&self, id: Uuid) -> Result<Option<Draft>, StoreError> {
         let mut connection = self.acquire().await?;
         let row: Option<(String, i16)> = sqlx::query_as(
@@ -182,7 +178,7 @@ impl Store {
         Ok(Some(Draft { name, size, authorities }))
     }
 
-    /// Turns a draft into an open cluster under its verified first statement.
+    /// Turns a draft into an open cluster, given its verified first statement.
     pub(crate) async fn open_cluster(
         &self,
         statement: formation::Statement,
@@ -232,9 +228,9 @@ impl Store {
         Ok(Opened::Open)
     }
 
-    /// A cluster that a ledger has and this database lacks: its row, CAs and statements, open, to
-    /// be adopted next. A row that is there is left as it is. If somebody has taken its name in the
-    /// meantime, it comes back under one with a part of its id.
+    /// Inserts a cluster that a ledger holds and this database lacks: its row, CAs and statements.
+    /// The cluster is open, and its document is adopted next. An existing row is left as it is. If
+    /// another cluster has taken the name, the new name ends in a part of the id.
     pub(crate) async fn put_cluster_back(
         &self,
         statements: &[Jws],
@@ -262,7 +258,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let id = first.cluster;
         let mut transaction = self.begin("BEGIN").await?;
-        // A draft of it may have come back with the backup, or nothing at all.
+        // A restored backup may contain a draft of this cluster, or nothing of it.
         sqlx::query(
             "INSERT INTO clusters (id, name, size, phase, created_us, created_by, deadline_us, rev)
              VALUES ($1, $2, $3, 'open', now_us(), 'ledger', now_us() + 86400000000, 1)
@@ -303,7 +299,7 @@ impl Store {
         Ok(())
     }
 
-    /// Clusters, newest first; with a name, only those of that name.
+    /// Returns the newest clusters, newest first. With `name`, only clusters of that name.
     pub(crate) async fn clusters(
         &self,
         name: Option<&str>,
@@ -319,7 +315,7 @@ impl Store {
         Ok(rows)
     }
 
-    /// One cluster as in a list; drafts too.
+    /// Returns the list row of one cluster, which may be a draft.
     pub(crate) async fn summary(&self, id: Uuid) -> Result<Option<ClusterSummaryRow>, StoreError> {
         let sql = format!("{SUMMARY} WHERE c.id = $2");
         let row = sqlx::query_as(sqlx::AssertSqlSafe(sql))
@@ -330,7 +326,7 @@ impl Store {
         Ok(row)
     }
 
-    /// Where a cluster's agents come from.
+    /// Returns the source address and grant of each of a cluster's agents.
     pub(crate) async fn origins(&self, id: Uuid) -> Result<Vec<Origin>, StoreError> {
         let rows = sqlx::query_as(
             "SELECT a.key, a.address, g.jws AS grant_jws FROM agents a
@@ -342,13 +338,13 @@ impl Store {
         Ok(rows)
     }
 
-    /// A cluster's CAs.
+    /// Returns both CAs of a cluster.
     pub(crate) async fn authorities(&self, id: Uuid) -> Result<Authorities, StoreError> {
         let mut connection = self.acquire().await?;
         authorities(&mut connection, id).await
     }
 
-    /// Clusters for which something has become due, without those in `stuck`.
+    /// Returns a batch of clusters whose next deadline has passed, without those in `stuck`.
     pub(crate) async fn due(&self, stuck: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE next_deadline_us <= now_us() AND id <> ALL($2)
@@ -361,7 +357,7 @@ impl Store {
         Ok(rows)
     }
 
-    /// Clusters that form, or formed while the database wasn't settled: for `db accept`.
+    /// Returns a batch of clusters that are still forming, with ids above `after`.
     pub(crate) async fn forming(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE phase IN ('open', 'preparing') AND id > $1
@@ -374,7 +370,8 @@ impl Store {
         Ok(rows)
     }
 
-    /// Clusters that wait for the database to be settled.
+    /// Returns a batch of clusters that wait for the database to be settled, with ids above
+    /// `after`.
     pub(crate) async fn unsettled(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE unsettled AND phase IN ('open', 'preparing') AND id > $1
@@ -387,7 +384,7 @@ impl Store {
         Ok(rows)
     }
 
-    /// Removes drafts that nobody signed, and assertions that have expired anyway.
+    /// Deletes expired drafts and expired assertions.
     pub(crate) async fn clear_out(&self) -> Result<(), StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         let dead: Vec<Uuid> = sqlx::query_scalar(
@@ -406,10 +403,11 @@ impl Store {
             .execute(&mut *transaction)
             .await?;
         transaction.commit().await?;
-        // As many as there are: one address alone may use more in a sweep's time than one batch.
+        // Loop until none is left: one address alone may use more than a batch between two sweeps.
         loop {
-            // A minute longer than they can be valid, for clocks that are behind. What another process
-            // is forgetting is passed over: waited for, it would be a batch of none, and the end.
+            // Keep assertions a minute longer than they are valid, for clocks that are behind. Skip
+            // rows that another process is deleting: waiting for them could return an empty batch,
+            // which would end the loop.
             let deleted = sqlx::query(
                 "WITH batch AS (
                      SELECT key, jti FROM used_assertions WHERE expires_us < now_us() - 60000000
@@ -427,8 +425,8 @@ impl Store {
         }
     }
 
-    /// Ends a cluster that forms, without reading what belongs to it: rows that somebody damaged
-    /// must not keep it from being given up. `false`: it doesn't form.
+    /// Abandons a forming cluster without reading its rows, so damaged rows can't prevent it.
+    /// Returns `false` if the cluster isn't forming.
     pub(crate) async fn give_up(
         &self,
         id: Uuid,
@@ -464,7 +462,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Removes a draft that must never become a cluster.
+    /// Deletes a draft that must never become a cluster.
     pub(crate) async fn drop_draft(&self, id: Uuid) -> Result<(), StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         for sql in [
@@ -478,7 +476,7 @@ impl Store {
         Ok(())
     }
 
-    /// Remembers that a ledger's commit can't be put back here.
+    /// Stores that a commit from a ledger can't be put back into this database.
     pub(crate) async fn note_refused(
         &self,
         commit: &ledger::Commit,

@@ -1,5 +1,5 @@
-//! Connecting: look, migrate, then a pool whose every new connection is compared with the ledger
-//! before its first use.
+//! Connects to Postgres: checks the server, migrates, and opens a pool. Every new connection of the
+//! pool is compared with the ledger before its first use.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,35 +16,35 @@ use crate::metrics::Metrics;
 
 static MIGRATOR: Migrator = sqlx::migrate!("../migrations");
 
-/// Each session's own settings. `synchronous_commit` is set whatever the server's default is.
+/// Settings of each session. `synchronous_commit` is set whatever the server's default is.
 const SESSION: &str = "SET statement_timeout = '2s'; SET lock_timeout = '2s'; \
      SET idle_in_transaction_session_timeout = '10s'; SET synchronous_commit = on; \
      SET application_name = 'muster-discovery'";
-/// A connection is given up after this long, so that a failed-over address is looked up again.
+/// Maximum age of a connection. Reconnecting resolves the address again, which notices a failover.
 const CONNECTION_LIFE: Duration = Duration::from_secs(30 * 60);
 
-/// The pool's bounds.
+/// Limits of the connection pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolSettings {
-    /// Connections.
+    /// Maximum number of connections.
     pub size: u32,
-    /// How long a request waits for one.
+    /// How long a request waits for a connection.
     pub wait: Duration,
 }
 
 /// Why the service can't work with this database.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
-    /// It doesn't answer, or refuses us.
+    /// The database doesn't respond, or refuses the connection.
     #[error("can't use the database")]
     Store(#[from] StoreError),
-    /// It answers, and isn't fit.
+    /// The server responds, but its version or settings are unsafe.
     #[error("this Postgres can't keep promises: {}", .0.join("; "))]
     Unfit(Vec<String>),
-    /// Somebody is at it.
+    /// Keys, indexes or triggers are missing: a restore is running or was interrupted.
     #[error("{HALF_LOADED}")]
     HalfLoaded,
-    /// It is another service's.
+    /// The database belongs to another service.
     #[error(
         "this database belongs to the service with the pin {pin}, which has another key directory: \
          start with that one's --keys, or use a database of its own"
@@ -53,15 +53,15 @@ pub(crate) enum ConnectError {
         /// SHA-256 of that service's TLS key (SPKI).
         pin: Digest,
     },
-    /// Our keys can't be used.
+    /// A key of the key directory can't be used.
     #[error("can't use the key directory: {0}")]
     Keys(String),
-    /// The schema is newer than this program, or a migration fails.
+    /// The schema is newer than this program, or a migration failed.
     #[error("can't bring the schema up to date")]
     Migrate(#[source] sqlx::migrate::MigrateError),
 }
 
-/// Looks at the server, brings the schema up to date, opens the pool, and compares with `ledger`.
+/// Checks the server, migrates the schema, opens the pool, and compares the database with `ledger`.
 pub(crate) async fn connect(
     options: PgConnectOptions,
     settings: PoolSettings,
@@ -82,7 +82,7 @@ pub(crate) async fn connect(
     if !whole.map_err(StoreError::from)? {
         return Err(ConnectError::HalfLoaded);
     }
-    // Before this process stands in the database.
+    // Check the key directory before this process inserts a row of its own.
     key_directory::check(&mut connection, keys).await?;
     connection.close().await.map_err(StoreError::from)?;
 
@@ -91,7 +91,8 @@ pub(crate) async fn connect(
     let pool = PgPoolOptions::new()
         .max_connections(settings.size)
         .acquire_timeout(settings.wait)
-        // The store asks itself, in bounded time, and where BEGIN is asked anyway that is enough.
+        // `Store::acquire` pings with a time limit of its own. For transactions, BEGIN is test
+        // enough.
         .test_before_acquire(false)
         .max_lifetime(CONNECTION_LIFE)
         .after_connect(move |connection, _| {

@@ -1,8 +1,8 @@
-//! What can go wrong in the database, by what the caller does about it.
+//! Errors of the store, by what the caller can do about them.
 
 use crate::domain::OutOfRange;
 
-/// Postgres error classes and codes (its appendix A) that mean "not now".
+/// Postgres error classes and codes (its appendix A) that mean "try again later".
 const TRANSIENT: [&str; 7] = [
     "08",    // connection exceptions
     "40",    // transaction rollback: deadlock, serialisation
@@ -12,49 +12,50 @@ const TRANSIENT: [&str; 7] = [
     "55P03", // lock not available
     "25P03", // idle in transaction for too long
 ];
-/// What a server says to a connection that it ends: by hand, after a crash, before it is up again.
+/// Codes with which a server ends a connection: by an administrator, after a crash, or while
+/// starting.
 const ENDED: [&str; 3] = ["57P01", "57P02", "57P03"];
 const UNIQUE_VIOLATION: &str = "23505";
 
-/// A failed store call.
+/// Why a store call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
-    /// Postgres is away, slow or full: 503, and try again.
+    /// Postgres is unreachable, slow or full. The response is 503, and a retry may succeed.
     #[error("the database doesn't answer")]
     Unavailable(#[source] sqlx::Error),
-    /// A unique constraint: somebody else has it.
+    /// A unique constraint failed: somebody else holds the value.
     #[error("`{constraint}` holds such a row already")]
     Taken {
-        /// The constraint's name.
         constraint: String,
     },
-    /// A row that can't be right: changed by hand, or by a broken disk.
+    /// A row holds an impossible value: it was changed by hand, or by a broken disk.
     #[error("the database holds what can't be: {what}")]
     Damaged {
-        /// Which row, and in which way.
+        /// Which row is damaged, and how.
         what: String,
     },
-    /// A number from outside that no row can hold.
+    /// A number in the request is too large for a row.
     #[error(transparent)]
     OutOfRange(#[from] OutOfRange),
-    /// A constraint stopped a wrong decision, or the schema isn't ours. A bug either way.
+    /// A constraint prevented a wrong decision, or the schema isn't this program's. Either is a
+    /// bug.
     #[error("the database refused")]
     Refused(#[source] sqlx::Error),
 }
 
 impl StoreError {
-    /// Postgres doesn't say anything.
+    /// Error for a Postgres that doesn't respond.
     pub(crate) fn silent() -> Self {
         StoreError::Unavailable(silent())
     }
 
-    /// A row that doesn't parse or verify.
+    /// Error for a row that doesn't parse or verify.
     pub(crate) fn damaged(what: impl Into<String>) -> Self {
         StoreError::Damaged { what: what.into() }
     }
 }
 
-/// Whether it was the connection that failed, and not what was asked.
+/// Whether the connection failed, as opposed to the statement.
 pub(super) fn is_dead_connection(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) => true,
@@ -63,7 +64,7 @@ pub(super) fn is_dead_connection(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Postgres is there, or was, and says nothing.
+/// Error for a Postgres that accepted a connection but doesn't respond.
 pub(super) fn silent() -> sqlx::Error {
     sqlx::Error::Protocol("Postgres doesn't answer".into())
 }

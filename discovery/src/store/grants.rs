@@ -1,4 +1,4 @@
-//! Grants.
+//! Queries on grants.
 
 use discovery_formation as formation;
 use discovery_types::grant::VerifiedGrant;
@@ -9,24 +9,24 @@ use super::cluster::GrantRow;
 use super::{Micros, Store, StoreError};
 use crate::domain::epoch_to_row;
 
-/// A list says no more than so many: the newest.
+/// Maximum number of grants in a list; the newest are returned.
 pub(crate) const GRANTS_LISTED: i64 = 1_000;
 
-/// A grant with what became of it.
+/// A grant and its use so far.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct GrantUse {
-    /// The grant.
+    /// Row of the grant.
     #[sqlx(flatten)]
     pub grant: GrantRow,
-    /// Different keys that have used it.
+    /// Number of different keys that have used the grant.
     pub keys: i64,
-    /// Where its cluster stands.
+    /// Phase of the grant's cluster.
     pub phase: String,
-    /// Tokens issued before this are void.
+    /// Tokens issued before this time are void.
     pub void_before_us: Micros,
 }
 
-/// Inserts a verified grant. `false`: it was there already.
+/// Inserts a verified grant. Returns `false` if it was stored already.
 pub(super) async fn insert(
     connection: &mut PgConnection,
     grant: &VerifiedGrant,
@@ -54,7 +54,7 @@ pub(super) async fn insert(
 }
 
 impl Store {
-    /// Stores a grant; storing the same one again changes nothing.
+    /// Stores a grant. Storing the same grant again changes nothing.
     pub(crate) async fn put_grant(
         &self,
         grant: &VerifiedGrant,
@@ -64,7 +64,7 @@ impl Store {
         let mut transaction = self.begin("BEGIN").await?;
         if insert(&mut transaction, grant, by, now).await? {
             let body = serde_json::json!({ "grant": grant.id.to_string(), "by": by });
-            // The event's chain is written under the cluster's lock.
+            // The lock on the cluster serialises writers of its event chain.
             sqlx::query("SELECT id FROM clusters WHERE id = $1 FOR UPDATE")
                 .bind(grant.cluster)
                 .execute(&mut *transaction)
@@ -75,7 +75,7 @@ impl Store {
         Ok(())
     }
 
-    /// One grant.
+    /// Returns one grant by id.
     pub(crate) async fn grant(&self, id: &str) -> Result<Option<GrantUse>, StoreError> {
         let row = sqlx::query_as(
             "SELECT g.id, g.cluster_id, g.kind, g.jws, g.stored_us, g.revoked_us, c.phase,
@@ -90,7 +90,7 @@ impl Store {
         Ok(row)
     }
 
-    /// The newest [`GRANTS_LISTED`] grants, of one cluster or of all, newest first.
+    /// Returns the newest [`GRANTS_LISTED`] grants of one cluster or of all, newest first.
     pub(crate) async fn grants(&self, cluster: Option<Uuid>) -> Result<Vec<GrantUse>, StoreError> {
         let rows = sqlx::query_as(
             "SELECT g.id, g.cluster_id, g.kind, g.jws, g.stored_us, g.revoked_us, c.phase,

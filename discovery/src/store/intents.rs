@@ -1,4 +1,4 @@
-//! Changes of clusters that run, and what members say that their clusters are.
+//! Queries on changes of running clusters, and on members' reports about their clusters.
 
 use discovery_formation as formation;
 use discovery_types::api::{DirectoryView, IntentState, Membership, Outcome};
@@ -15,63 +15,63 @@ use super::cluster::{CHANNEL, event};
 use super::{Micros, Store, StoreError};
 use crate::domain::epoch_to_row;
 
-/// A cluster's intents that are read: the newest, and whatever brought a member.
+/// Maximum number of a cluster's intents that are read: the newest. Intents that added a member are
+/// always read.
 const INTENTS_READ: i64 = 1_000;
 
-/// An intent as it stands.
+/// A stored intent and its progress.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredIntent {
-    /// As it is handed out.
+    /// The intent, as the API returns it.
     pub intent: Intent,
-    /// How far it has come, as far as anybody has said.
+    /// State of the intent, as far as it was reported.
     pub state: IntentState,
-    /// The cluster's revision when it changed last.
+    /// Revision of the cluster at the intent's last change.
     pub rev: u64,
-    /// A newcomer's name, or the id of the member that it is about.
+    /// Name of the newcomer, or id of the member that the intent is about.
     pub subject: String,
-    /// The newcomer's key.
+    /// Public key of the newcomer's agent.
     pub agent: Option<PublicKey>,
-    /// Who signed it.
+    /// Name of the admin who signed the intent.
     pub made_by: String,
-    /// When it came.
+    /// When the intent was stored.
     pub made_us: Micros,
-    /// What was said last.
+    /// The last reported outcome.
     pub outcome: Option<Outcome>,
-    /// The newcomer's id, once it is added.
+    /// Member id of the newcomer, once it is added.
     pub member: Option<MemberId>,
-    /// Name of the member whose agent said so.
+    /// Name of the member whose agent reported the outcome.
     pub reported_by: Option<String>,
-    /// (Raft term, Raft index) of that.
+    /// (Raft term, Raft index) of the reported outcome.
     pub position: Option<(u64, u64)>,
-    /// From where another key tried the same ticket.
+    /// Source address of another key that tried to redeem the same ticket.
     pub contested: Option<String>,
-    /// Where the newcomer came from.
+    /// Source address of the newcomer.
     pub address: Option<String>,
-    /// Why it waits, as an agent of the cluster said last.
+    /// Why the intent waits, as a member's agent reported last.
     pub waits: Option<Waits>,
-    /// How many recoveries the cluster had gone through when the newcomer became its member.
+    /// Number of recoveries that the cluster had gone through when the newcomer became a member.
     pub recovery: usize,
 }
 
-/// Why an intent waits, as the agent beside the leader said last.
+/// Why an intent waits, as the leader's agent reported last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Waits {
-    /// The agent's words.
+    /// The reason, in the agent's words.
     pub reason: String,
-    /// Name of the member whose agent said so.
+    /// Name of the member whose agent reported it.
     pub by: String,
-    /// When.
+    /// When the reason was reported.
     pub at_us: Micros,
 }
 
-/// A recovery statement of a cluster.
+/// A stored recovery statement of a cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredRecovery {
-    /// Its place in the chain, counted from 1.
+    /// Position in the chain, counted from 1.
     pub number: usize,
-    /// The signed statement.
     pub jws: Jws,
-    /// False for a statement that competes with the followed one.
+    /// Whether discovery follows this statement. False for one that competes with the followed one.
     pub followed: bool,
 }
 
@@ -102,45 +102,44 @@ struct IntentRow {
     recovery: i32,
 }
 
-/// An intent that is new.
+/// A new intent, to be stored.
 pub(crate) struct NewIntent<'a> {
-    /// As it is handed out.
+    /// The intent, as the API returns it.
     pub intent: &'a Intent,
-    /// The ticket's id and who redeemed it, from where.
+    /// Ticket id, agent key and source address of the newcomer.
     pub newcomer: Option<(String, PublicKey, String)>,
-    /// A newcomer's name, or the id of the member that it is about.
+    /// Name of the newcomer, or id of the member that the intent is about.
     pub subject: String,
-    /// Who signed it.
+    /// Name of the admin who signed the intent.
     pub made_by: String,
 }
 
-/// All that is known of a cluster's changes.
+/// Everything stored about a cluster's changes and its members' reports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Changes {
-    /// Oldest first.
+    /// Intents, oldest first.
     pub intents: Vec<StoredIntent>,
-    /// Members that were confirmed as gone.
+    /// Members whose removal was confirmed, with the keys of their agents.
     pub removed: Vec<(Option<PublicKey>, Removal)>,
-    /// What was confirmed last.
+    /// The membership that a quorum confirmed last.
     pub confirmed: Option<Said>,
-    /// What each member said last.
+    /// The last report of each member.
     pub said: Vec<(MemberId, Said)>,
-    /// Recovery statements, followed and competing ones, in order.
+    /// Recovery statements, both followed and competing, in chain order.
     pub recoveries: Vec<StoredRecovery>,
 }
 
-/// What somebody said that a cluster is, and where in its log.
+/// A report of a cluster's membership, with its position in the Raft log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Said {
-    /// The members.
     pub membership: Membership,
-    /// Raft term.
+    /// Raft term of the report.
     pub term: u64,
-    /// Raft index.
+    /// Raft index of the report.
     pub index: u64,
-    /// The leader.
+    /// The leader that the reporter saw.
     pub leader: Option<MemberId>,
-    /// When.
+    /// When the report was stored.
     pub at_us: Micros,
 }
 
@@ -154,7 +153,8 @@ struct SaidRow {
     at_us: Micros,
 }
 
-/// A removed member, or a recovery statement, which has a number and stands in `by`.
+/// Row of a removed member or of a recovery statement. A statement has a `number`, and its JWS is
+/// in `by`.
 #[derive(sqlx::FromRow)]
 struct PastRow {
     member_id: Option<Vec<u8>>,
@@ -182,7 +182,7 @@ impl SaidRow {
 }
 
 impl Said {
-    /// As it is shown.
+    /// Converts the report to the API's view of it.
     pub(crate) fn view(&self, confirmed: bool, reporters: usize) -> DirectoryView {
         DirectoryView {
             membership: self.membership.clone(),
@@ -237,7 +237,7 @@ fn intent(cluster: Uuid, row: IntentRow) -> Result<StoredIntent, StoreError> {
     })
 }
 
-/// A verb or a state, from its name.
+/// Parses a verb or a state from its serialised name.
 fn word<T: DeserializeOwned>(text: &str) -> Option<T> {
     serde_json::from_value(serde_json::Value::from(text)).ok()
 }
@@ -246,7 +246,7 @@ const INTENT: &str = "SELECT operation, verb, authority, redeem, agent_key, subj
     made_us, made_by, expires_us, state, rev, outcome, member_id, reported_by, raft_term, \
      raft_index, contested, address, waits_for, waits_by, waits_us, recovery FROM intents";
 
-/// All that is known of a cluster's changes.
+/// Reads everything stored about a cluster's changes.
 pub(crate) async fn changes(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -279,7 +279,7 @@ pub(crate) async fn changes(
             (None, view) => confirmed = Some(view),
         }
     }
-    // One question for both: agents ask for intents often.
+    // One query reads both tables, because agents ask for intents often.
     let rows: Vec<PastRow> = sqlx::query_as(
         "SELECT member_id, agent_key, at_us, by, NULL::integer AS number, NULL::boolean AS followed
          FROM removed_members WHERE cluster_id = $1
@@ -310,19 +310,18 @@ pub(crate) async fn changes(
     Ok(Changes { intents, removed, confirmed, said, recoveries })
 }
 
-/// A recovery statement that discovery follows from now on, with what its event says.
+/// A recovery statement that discovery is about to follow, and the data of its event.
 pub(crate) struct NewRecovery<'a> {
-    /// Its place in the chain, counted from 1.
+    /// Position in the chain, counted from 1.
     pub number: usize,
-    /// The signed statement.
     pub jws: &'a Jws,
-    /// Raft cluster that it made, in hexadecimal.
+    /// Id of the new Raft cluster, in hexadecimal.
     pub raft_cluster: &'a str,
-    /// Name of the admin who signed it.
+    /// Name of the admin who signed the statement.
     pub by: &'a str,
 }
 
-/// Follows a recovery: what members said of the lost cluster is forgotten.
+/// Follows a recovery. Members' reports about the lost cluster are deleted.
 pub(crate) async fn follow(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -333,7 +332,8 @@ pub(crate) async fn follow(
     for sql in [
         "DELETE FROM directory_reports WHERE cluster_id = $1",
         "DELETE FROM directory WHERE cluster_id = $1",
-        // The recovered cluster counts its configurations anew.
+        // The recovered cluster numbers its configurations from the start, so old numbers mean
+        // nothing in it.
         "UPDATE intents SET planned_at = NULL WHERE cluster_id = $1 AND state = 'open'
              AND redeem IS NOT NULL",
     ] {
@@ -348,7 +348,8 @@ pub(crate) async fn follow(
     Ok(())
 }
 
-/// Notes a recovery that competes with the followed one. `false`: one was noted there before.
+/// Stores a recovery statement that competes with the followed one. Returns `false` if one was
+/// stored in that place before.
 pub(crate) async fn contest_recovery(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -365,7 +366,7 @@ pub(crate) async fn contest_recovery(
     Ok(true)
 }
 
-/// `false`: there is one in this place.
+/// Inserts a recovery statement. Returns `false` if its place in the chain is taken.
 async fn insert_recovery(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -390,7 +391,7 @@ fn removal(member: Vec<u8>, at_us: Micros, by: String) -> Option<Removal> {
     Some(Removal { member: MemberId(member.try_into().ok()?), at_ms: at_us / 1_000, by })
 }
 
-/// The cluster's next revision, announced.
+/// Increments the cluster's revision and notifies other processes.
 pub(crate) async fn next_rev(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -407,7 +408,7 @@ pub(crate) async fn next_rev(
     Ok(rev.unsigned_abs())
 }
 
-/// Stores a new intent.
+/// Stores a new intent and its event.
 pub(crate) async fn insert(
     connection: &mut PgConnection,
     now: formation::Micros,
@@ -447,21 +448,21 @@ pub(crate) async fn insert(
     event(connection, intent.cluster, now, "intent", &body).await
 }
 
-/// What became of one: its state, who says so, and where in the cluster's log.
+/// Result of an intent: its state, the reporter, and the position in the cluster's log.
 pub(crate) struct Became<'a> {
-    /// From now on.
+    /// New state of the intent.
     pub state: IntentState,
-    /// What was said; none where somebody takes it back.
+    /// The reported outcome. `None` if the intent was withdrawn.
     pub outcome: Option<&'a Outcome>,
-    /// By whom.
+    /// Name of the reporter.
     pub by: &'a str,
-    /// (Raft term, Raft index).
+    /// (Raft term, Raft index) of the outcome.
     pub position: Option<(u64, u64)>,
-    /// How many recoveries the cluster has gone through.
+    /// Number of recoveries that the cluster has gone through.
     pub recovery: usize,
 }
 
-/// Stores what became of an intent.
+/// Stores the result of an intent.
 pub(crate) async fn carry(
     connection: &mut PgConnection,
     now: formation::Micros,
@@ -500,7 +501,7 @@ pub(crate) async fn carry(
     event(connection, intent.cluster, now, "intent", &body).await
 }
 
-/// Stores why an intent waits. The revision moves only if the reason is another one.
+/// Stores why an intent waits. The revision changes only if the reason is a new one.
 pub(crate) async fn note_wait(
     connection: &mut PgConnection,
     now: formation::Micros,
@@ -529,7 +530,8 @@ pub(crate) async fn note_wait(
     Ok(())
 }
 
-/// Notes that another key tried a ticket that is taken. `false`: somebody has before.
+/// Stores that another key tried to redeem a used ticket. Returns `false` if that was stored
+/// before.
 pub(crate) async fn contest(
     connection: &mut PgConnection,
     now: formation::Micros,
@@ -556,7 +558,7 @@ pub(crate) async fn contest(
     Ok(true)
 }
 
-/// Stores what a member says.
+/// Stores a member's report in the place of its last one.
 pub(crate) async fn note_report(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -583,7 +585,8 @@ pub(crate) async fn note_report(
     Ok(())
 }
 
-/// Stores what was confirmed, and who is gone with it: key, id, and by whose order.
+/// Stores the confirmed membership, and the members removed by it: agent key, member id, and the
+/// order's signer.
 pub(crate) async fn confirm(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -625,7 +628,7 @@ pub(crate) async fn confirm(
     Ok(())
 }
 
-/// When and by whom the member of this agent was removed, if it was.
+/// Returns when and by whom this agent's member was removed, if it was.
 pub(crate) async fn removal_of(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -643,12 +646,12 @@ pub(crate) async fn removal_of(
 }
 
 impl Store {
-    /// All that is known of a cluster's changes.
+    /// Reads everything stored about a cluster's changes.
     pub(crate) async fn changes(&self, cluster: Uuid) -> Result<Changes, StoreError> {
         changes(&mut *self.acquire().await?, cluster).await
     }
 
-    /// When and by whom the member of this agent was removed, if it was.
+    /// Returns when and by whom this agent's member was removed, if it was.
     pub(crate) async fn removal_of(
         &self,
         cluster: Uuid,

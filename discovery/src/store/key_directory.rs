@@ -1,7 +1,7 @@
-//! Whose database this is.
+//! Checks that the database belongs to this service's key directory.
 //!
-//! A service with another key directory could read every row and open no cluster's CA key: it would
-//! make clusters that the right one can't commit, and the other way round.
+//! A service with another key directory could read every row, but it couldn't open any cluster's CA
+//! key. Each service would make clusters that the other one can't commit.
 
 use discovery_types::digest::Digest;
 use sqlx::PgConnection;
@@ -10,7 +10,7 @@ use super::StoreError;
 use super::connect::ConnectError;
 use crate::keydir::Keydir;
 
-/// Claims a database that is nobody's yet; errors on another key directory's.
+/// Claims a database that has no owner yet. Errors if it belongs to another key directory.
 pub(super) async fn check(
     connection: &mut PgConnection,
     keys: &Keydir,

@@ -1,7 +1,7 @@
-//! Postgres. SQL is here, and in `ledger`, which compares and copies.
+//! Access to Postgres. All SQL is here and in `ledger`, which compares and copies.
 //!
 //! Every transaction on a cluster locks the cluster's row, then reads the clock, then does one
-//! thing; read committed suffices with the lock, and a replica is never read.
+//! thing. With that lock, read committed suffices. A replica is never read.
 
 pub(crate) mod admins;
 pub(crate) mod check;
@@ -27,13 +27,13 @@ pub(crate) use connect::{ConnectError, PoolSettings, connect};
 pub(crate) use error::StoreError;
 pub(crate) use transaction::Transaction;
 
-/// Microseconds since 1970 by Postgres' clock.
+/// Time in microseconds since 1970, by Postgres' clock.
 pub(crate) type Micros = i64;
 
-/// How long a pooled connection has to say that it lives.
+/// How long a pooled connection may take to answer a ping.
 const PING_WAIT: Duration = Duration::from_secs(1);
 
-/// A handle to the database; clones share the pool.
+/// Handle to the database. Clones share the pool.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     pool: PgPool,
@@ -43,12 +43,12 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// For whoever listens, and for the end.
+    /// The pool, for listening and for closing it at the end.
     pub(crate) fn pool(&self) -> &PgPool {
         &self.pool
     }
 
-    /// A connection that answers.
+    /// Takes a connection that answers a ping. Dead ones are dropped and the next one is tried.
     pub(crate) async fn acquire(&self) -> Result<PoolConnection<Postgres>, StoreError> {
         for _ in 0..=self.pool.size() {
             let mut connection = self.pool.acquire().await?;
@@ -67,22 +67,21 @@ impl Store {
         Err(StoreError::silent())
     }
 
-    /// A transaction that begins with `begin`.
+    /// Begins a transaction with the statements in `begin`.
     pub(crate) async fn begin(&self, begin: impl SqlSafeStr) -> Result<Transaction, StoreError> {
         Ok(Transaction::begin(&self.pool, begin).await?)
     }
 
-    /// This process's ledger.
     pub(crate) fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// What is known of the database.
+    /// State of the database, as this process knows it.
     pub(crate) fn watch(&self) -> &DatabaseWatch {
         &self.watch
     }
 
-    /// Asks Postgres for the time.
+    /// Reads Postgres' clock.
     pub(crate) async fn now(&self) -> Result<Micros, StoreError> {
         Ok(sqlx::query_scalar("SELECT now_us()").fetch_one(&mut *self.acquire().await?).await?)
     }

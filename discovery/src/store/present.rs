@@ -1,4 +1,4 @@
-//! What is stored of members that are in trouble, and of hosts that have no place in a cluster.
+//! Queries on members in trouble, and on hosts that asked for a seat after the cluster had formed.
 
 use discovery_types::digest::MemberId;
 use discovery_types::key::PublicKey;
@@ -7,38 +7,37 @@ use uuid::Uuid;
 
 use super::{Micros, Store, StoreError};
 
-/// Hosts without a place that are kept of one cluster: the newest ones.
+/// Maximum number of hosts without a seat that are stored for a cluster: the newest.
 pub(crate) const MAX_ASKING: i64 = 16;
 
-/// Why a member's node has no leader, as its agent said last.
+/// Why a member's node has no leader, as its agent reported last.
 #[derive(Clone, Debug)]
 pub(crate) struct Trouble {
-    /// The member.
     pub member: MemberId,
-    /// When its agent said so.
+    /// When the agent reported it.
     pub at_us: Micros,
-    /// The agent's words.
+    /// The reason, in the agent's words.
     pub text: String,
 }
 
-/// A host that holds a boot token of a cluster which has its members already.
+/// A host with a boot token of a cluster that already has all its members.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct AskingRow {
-    /// The agent's key.
+    /// Public key of the host's agent.
     pub agent_key: Vec<u8>,
-    /// The name that the member would have.
+    /// Name that the member would have.
     pub name: String,
-    /// Where it last came from.
+    /// The last source address of the host.
     pub address: String,
-    /// When it asked first.
+    /// When the host asked first.
     pub first_us: Micros,
-    /// When it asked last.
+    /// When the host asked last.
     pub last_us: Micros,
-    /// How often.
+    /// Number of requests.
     pub times: i64,
 }
 
-/// The troubles of a cluster's members, one for each member at most.
+/// Returns the latest trouble of each member that has reported one.
 pub(crate) async fn troubles(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -56,7 +55,7 @@ pub(crate) async fn troubles(
 }
 
 impl Store {
-    /// The troubles of a cluster's members.
+    /// Returns the latest trouble of each member that has reported one.
     pub(crate) async fn troubles(&self, cluster: Uuid) -> Result<Vec<Trouble>, StoreError> {
         troubles(&mut *self.acquire().await?, cluster).await
     }
@@ -82,8 +81,8 @@ impl Store {
         Ok(())
     }
 
-    /// Counts a host that asked for a place where there is none. `true`: it is the first time.
-    /// Only the newest [`MAX_ASKING`] hosts are kept.
+    /// Counts a request of a host without a seat. Returns `true` at its first request. Only the
+    /// newest [`MAX_ASKING`] hosts are kept.
     pub(crate) async fn note_asking(
         &self,
         cluster: Uuid,
@@ -119,8 +118,8 @@ impl Store {
         Ok(times == 1)
     }
 
-    /// Hosts that asked for a place and have none, by when they asked last. A host that came with a
-    /// ticket since then is left out.
+    /// Returns the hosts that asked for a seat and have none, the newest request first. A host that
+    /// has redeemed a ticket since then is left out.
     pub(crate) async fn asking(&self, cluster: Uuid) -> Result<Vec<AskingRow>, StoreError> {
         let rows = sqlx::query_as(
             "SELECT agent_key, name, address, first_us, last_us, times FROM asking_hosts a

@@ -1,10 +1,12 @@
-//! A transaction on a pooled connection, and the only way in which one ends.
+//! A transaction on a pooled connection that is always ended before the connection is reused.
 //!
-//! The pool takes back whatever it is given. A connection that is still in a transaction would put
-//! the next request into it, with its locks, and one whose transaction was aborted would refuse
-//! everything. sqlx's own guard rolls back what it has seen begin; where that failed, or whoever
-//! waited for it left, it has seen nothing. This one rolls back whatever became of BEGIN, so that
-//! BEGIN may lock as well, in one round trip; and what can't be rolled back in time is closed.
+//! The pool takes back any connection. One that is still in a transaction would put the next
+//! request into it, with its locks. One whose transaction was aborted would refuse every statement.
+//!
+//! sqlx's own guard rolls back only a transaction whose BEGIN it has seen succeed. It misses one
+//! whose BEGIN failed, or whose caller stopped waiting. This guard rolls back whatever became of
+//! BEGIN, so BEGIN may take a lock as well, in one round trip. A connection that can't be rolled
+//! back in time is closed.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -14,29 +16,29 @@ use sqlx::{PgConnection, PgPool, Postgres, SqlSafeStr, SqlStr};
 
 use super::error::{is_dead_connection, silent};
 
-/// How long BEGIN may take, with a connection for it: longer than it waits for a lock.
+/// Time limit for BEGIN, including the wait for a connection: longer than it waits for a lock.
 const BEGIN_WAIT: Duration = Duration::from_secs(4);
-/// How long COMMIT may take: longer than a loaded disk needs.
+/// Time limit for COMMIT: longer than a loaded disk needs.
 const COMMIT_WAIT: Duration = Duration::from_secs(10);
-/// How long ROLLBACK may take: it comes after a statement that nobody waits for any more, and that
-/// Postgres ends after its time-out.
+/// Time limit for ROLLBACK. It may have to wait for an abandoned statement, which Postgres ends
+/// after the statement timeout.
 const ROLLBACK_WAIT: Duration = Duration::from_secs(5);
 
-/// Rolls back when it is dropped, unless it was committed.
+/// A transaction. Dropping it rolls it back, unless it was committed.
 #[derive(Debug)]
 pub(crate) struct Transaction {
-    /// There until the transaction is over.
+    /// `None` once the transaction has ended.
     connection: Option<PoolConnection<Postgres>>,
 }
 
 impl Transaction {
-    /// `begin` is BEGIN, and what else may be asked in the same breath. It is also how the
-    /// connection is asked whether it lives.
+    /// Starts a transaction. `begin` is BEGIN and any statements for the same round trip. It also
+    /// tests whether the connection is alive.
     pub(super) async fn begin(pool: &PgPool, begin: impl SqlSafeStr) -> Result<Self, sqlx::Error> {
         let begin = begin.into_sql_str();
         let begun = async {
-            // On one that has died nothing was done, and it is gone from the pool: the next is
-            // tried, and no more than there were.
+            // A dead connection has done nothing and has left the pool, so it is safe to try the
+            // next one. There are at most as many as the pool holds.
             for _ in 0..pool.size() {
                 match Transaction::on(pool.acquire().await?, begin.clone()).await {
                     Err(error) if is_dead_connection(&error) => {
@@ -56,7 +58,7 @@ impl Transaction {
         Ok(transaction)
     }
 
-    /// Errors if nothing was committed, or nobody knows.
+    /// Commits. An error means that the transaction was rolled back, or that its fate is unknown.
     pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
         let asked = sqlx::raw_sql("COMMIT").execute(&mut *self);
         tokio::time::timeout(COMMIT_WAIT, asked).await.unwrap_or_else(|_| Err(silent()))?;

@@ -1,4 +1,4 @@
-//! Rows → cluster.
+//! Loads a cluster from its rows.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use uuid::Uuid;
 use super::super::StoreError;
 use super::records::Caches;
 
-/// Whether the signatures in rows are checked.
+/// Whether the signatures in rows are verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Always, but for:
+    /// Verify every signature.
     Verify,
-    /// giving up a cluster whose rows somebody changed.
+    /// Use the rows unverified, to abandon a cluster whose rows somebody changed.
     Claims,
 }
 
-/// The columns of `clusters`, without those that never change.
+/// Columns of `clusters`, without those that never change.
 #[derive(Debug, sqlx::FromRow)]
 struct ClusterRow {
     id: Uuid,
@@ -98,7 +98,7 @@ struct ReportRow {
     raft_cluster: Hex,
 }
 
-/// Bytes, as JSON brings them.
+/// Bytes that Postgres sends as hex in JSON.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "String")]
 struct Hex(Vec<u8>);
@@ -111,25 +111,27 @@ impl TryFrom<String> for Hex {
     }
 }
 
-/// All that a cluster is made of, and what the database says of itself.
+/// All rows of a cluster, and the database's state in the same snapshot.
 #[derive(Debug, sqlx::FromRow)]
 pub(super) struct Loaded {
     #[sqlx(flatten)]
     row: ClusterRow,
-    /// The clock, read after the lock was taken.
+    /// Database time, read after the lock was taken.
     pub(super) now: i64,
     pub(super) settled: bool,
     pub(super) void_before_us: i64,
     pub(super) generation: i64,
-    /// The newest decision, and the hash at the one that the ledger has copied.
+    /// Number of the newest decision. `at_copied` is the hash of the last decision that the ledger
+    /// copied.
     pub(super) newest: i64,
     pub(super) at_copied: Option<Vec<u8>>,
-    /// How often the asking process has swept, and where its connection leads.
+    /// Sweep counter of the calling process. The two fields after it identify the connected
+    /// database.
     pub(super) beat: Option<i64>,
     pub(super) database_oid: i64,
     pub(super) table_oids: Vec<i64>,
     pub(super) statements: Vec<String>,
-    /// The grant that was asked for, if it is this cluster's.
+    /// The requested grant, if it belongs to this cluster.
     pub(super) asked: Option<Json<AskedGrant>>,
     agents: Json<Vec<AgentRow>>,
     seats: Json<Vec<SeatRow>>,
@@ -139,17 +141,17 @@ pub(super) struct Loaded {
     revoked: Vec<String>,
 }
 
-/// A grant that a redeem names.
+/// Row of the grant that a redeem request names.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct AskedGrant {
-    /// The signed grant.
+    /// JWS of the grant.
     pub jws: String,
-    /// The token's public key, as its row has it.
+    /// The token's public key, from the row.
     #[serde(deserialize_with = "hex")]
     pub token_key: Vec<u8>,
-    /// When it was stored.
+    /// When the grant was stored, in microseconds.
     pub stored_us: i64,
-    /// When it was revoked.
+    /// When the grant was revoked, in microseconds.
     pub revoked_us: Option<i64>,
 }
 
@@ -157,7 +159,7 @@ fn hex<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::
     Hex::deserialize(deserializer).map(|Hex(bytes)| bytes)
 }
 
-/// One statement: what isn't this cluster's isn't looked at, and each part has an index.
+/// Loads everything in one SQL statement. It reads only this cluster's rows, each through an index.
 const LOAD: &str = concat!(
     "
 SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.frozen_epoch,
@@ -193,8 +195,8 @@ SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.fr
 FROM generation g JOIN clusters c ON c.id = $1 AND c.phase <> 'draft'"
 );
 
-/// Everything of a cluster; `None` for drafts, which aren't clusters yet. `asked` is a grant's id,
-/// `copied` a decision's number.
+/// Reads all of a cluster's rows. Returns `None` for drafts, which aren't clusters yet. `asked` is
+/// a grant's id, `copied` a decision's number.
 pub(super) async fn read(
     connection: &mut PgConnection,
     id: Uuid,
@@ -206,7 +208,7 @@ pub(super) async fn read(
     Ok(loaded.fetch_optional(connection).await?)
 }
 
-/// A probe's result as `probes.row` holds it: peer's key in hex → what happened.
+/// One probe's result, as `probes.row` stores it for a peer's key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ProbeJson {
@@ -214,10 +216,10 @@ pub(super) enum ProbeJson {
     Failed(String),
 }
 
-/// A row of the matrix.
+/// A row of the connectivity matrix: peer's key in hex → probe result.
 pub(super) type MatrixRow = BTreeMap<String, ProbeJson>;
 
-/// The cluster, from its rows.
+/// Builds the cluster from its rows.
 pub(super) fn load(
     caches: &Caches,
     loaded: Loaded,
@@ -401,7 +403,7 @@ fn reports(rows: Vec<ReportRow>) -> BTreeMap<formation::KeyId, u64> {
 }
 
 impl Loaded {
-    /// The signed grants that belong to agents, seats and the asker, by id.
+    /// Returns the signed grants of the agents, of the seats and of the request, by id.
     pub(super) fn grants(&self, asked: Option<&str>) -> BTreeMap<String, String> {
         let agents = self.agents.0.iter().map(|row| (row.grant_id.clone(), row.grant.clone()));
         let seats = self.seats.0.iter().map(|row| (row.grant_id.clone(), row.grant.clone()));

@@ -1,5 +1,5 @@
-//! One transaction on one cluster: lock its row, read the clock, load it; whoever called decides;
-//! save what differs, COMMIT.
+//! One transaction on one cluster: lock its row, read the clock and load it. The caller then
+//! decides; changed rows are saved, and COMMIT ends it.
 
 mod load;
 mod records;
@@ -26,103 +26,104 @@ pub(crate) use load::{AskedGrant, Trust};
 pub(crate) use records::Caches;
 pub(super) use save::event;
 
-/// Channel on which changed clusters are announced: a hint, never the news itself.
+/// Notification channel for changed clusters. A notification is only a hint: the receiver reads
+/// again.
 pub(crate) const CHANNEL: &str = "muster_cluster";
 
-/// A cluster under its row's lock.
+/// A cluster and the transaction that locks its row.
 pub(crate) struct ClusterTransaction {
     transaction: Transaction,
-    /// As it is now; the caller changes it.
+    /// The cluster's state, which the caller changes.
     pub cluster: Cluster,
     before: Cluster,
-    /// The database's time, read after the lock was taken.
+    /// Database time, read after the lock was taken.
     pub now: formation::Micros,
-    /// Its statements, verified.
+    /// The cluster's statements, verified.
     pub chain: Arc<StatementChain>,
     /// Whether lists may be frozen and committed in this database.
     pub settled: bool,
-    /// What the ledger knew of the database before this transaction read anything.
+    /// The ledger's knowledge of the database before this transaction read anything.
     known: Option<Known>,
-    /// What it read of the database itself.
+    /// The database's own state, as this transaction read it.
     read: Read,
-    /// Tokens issued before this admit nobody: the database was set back, or accepted.
+    /// Tokens issued before this time admit nobody: the database was set back or accepted then.
     pub void_before: formation::Micros,
     asked: Option<AskedGrant>,
-    /// Signed grants by id: of all agents, of the frozen list, and the one that was asked for.
+    /// Signed grants by id: those of all agents, of the frozen list, and the requested one.
     grants: BTreeMap<String, String>,
 }
 
-/// A grant's row.
+/// Row of a grant.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct GrantRow {
-    /// Its id.
     pub id: String,
-    /// The cluster.
     pub cluster_id: Uuid,
-    /// `boot` or `join`.
+    /// Kind of the grant: `boot` or `join`.
     pub kind: String,
-    /// The signed grant.
+    /// JWS of the grant.
     pub jws: String,
-    /// When it was stored.
+    /// When the grant was stored.
     pub stored_us: Micros,
-    /// When it was revoked.
+    /// When the grant was revoked.
     pub revoked_us: Option<Micros>,
 }
 
-/// A CA's row.
+/// Row of a certificate authority.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct AuthorityRow {
-    /// DER.
+    /// DER of the CA's certificate.
     pub certificate: Vec<u8>,
-    /// As the KEK wraps it; none for an operator's own CA.
+    /// The CA's key, wrapped by the KEK. `None` for an operator's own CA.
     pub wrapped_key: Option<Vec<u8>>,
 }
 
-/// Both CAs.
+/// Rows of a cluster's two CAs.
 #[derive(Clone, Debug)]
 pub(crate) struct Authorities {
-    /// For peers.
+    /// CA for peer connections.
     pub peer: AuthorityRow,
-    /// For clients.
+    /// CA for the client port.
     pub client: AuthorityRow,
 }
 
-/// A member's peer and client leaf, in DER.
+/// Peer certificate and client certificate of a member, in DER.
 pub(crate) type LeafPair = (Vec<u8>, Vec<u8>);
 
 /// A decided list, to be stored with the cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct NewCommit {
-    /// Its epoch.
+    /// Epoch of the list.
     pub epoch: u64,
-    /// Its hash.
+    /// Hash of the list.
     pub h: formation::Hash,
-    /// The document, signed.
+    /// The signed commit document.
     pub document: Jws,
-    /// Shown by somebody, instead of decided here.
+    /// Whether the document was shown to this service, instead of being decided by it.
     pub adopted: bool,
-    /// Peer and client leaf of each seat, seat 1 first, in DER.
+    /// Peer and client certificate of each seat in DER, seat 1 first.
     pub leaves: Vec<LeafPair>,
 }
 
 impl Store {
-    /// Locks and loads a cluster, with the grant that is asked for; `None` if there is none, or
-    /// only a draft of it.
+    /// Locks and loads a cluster, with the requested grant. Returns `None` if the cluster doesn't
+    /// exist or is only a draft.
     pub(crate) async fn begin_cluster(
         &self,
         id: Uuid,
         trust: Trust,
         asked: Option<&str>,
     ) -> Result<Option<ClusterTransaction>, StoreError> {
-        // Before anything is read: what is copied meanwhile is ahead of it.
+        // Read this before the database: the ledger may then lag behind the rows, but never the
+        // reverse.
         let known = self.ledger.known();
         let copied = known.map_or(0, |known| known.copied.number);
-        // The lock is a statement by itself: what one reads that waits for it is of before the wait.
+        // The lock is a statement of its own. A statement that waits for a lock keeps the snapshot
+        // from before the wait and would read old rows.
         let locked = format!("BEGIN; SELECT 1 FROM clusters WHERE id = '{id}' FOR UPDATE");
         let mut transaction = self.begin(AssertSqlSafe(locked)).await?;
         let loaded = load::read(&mut transaction, id, copied, asked, self.ledger.process()).await?;
         let Some(loaded) = loaded else { return Ok(None) };
-        // A process that knows no database has to look first, wherever this leads.
+        // A process that knows no database has to compare it first, so an empty site is right here.
         let known_site = known.map(|known| known.site).unwrap_or_default();
         let site = ledger::site_now(&known_site, loaded.database_oid, &loaded.table_oids)
             .ok_or_else(|| StoreError::damaged("the oids of this database"))?;
@@ -155,12 +156,12 @@ impl Store {
         }))
     }
 
-    /// Reads a cluster without a lock, for those who only look.
+    /// Reads a cluster without a lock.
     pub(crate) async fn read_cluster(
         &self,
         id: Uuid,
     ) -> Result<Option<(Cluster, Arc<StatementChain>, formation::Micros)>, StoreError> {
-        // One snapshot for all tables.
+        // Repeatable read gives one snapshot for all tables.
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
         let mut transaction = self.begin(begin).await?;
         let loaded = load::read(&mut transaction, id, 0, None, self.ledger.process()).await?;
@@ -174,12 +175,11 @@ impl Store {
 }
 
 impl ClusterTransaction {
-    /// The cluster's id.
     pub(crate) fn id(&self) -> Uuid {
         Uuid::from_u128(self.cluster.id.0)
     }
 
-    /// The connection, for what belongs into this transaction beside the cluster.
+    /// The connection, for other statements in this transaction.
     pub(crate) fn connection(&mut self) -> &mut PgConnection {
         &mut self.transaction
     }
@@ -194,8 +194,8 @@ impl ClusterTransaction {
         self.read.generation
     }
 
-    /// Copies what the ledger lacks of what this transaction sees, if that isn't too much under a
-    /// cluster's lock; whether it then has all of it.
+    /// Copies the decisions that this transaction sees and the ledger lacks, up to a limit: the
+    /// cluster is locked meanwhile. Returns whether the ledger now has all of them.
     pub(crate) async fn copy_news(&mut self, store: &Store) -> Result<bool, StoreError> {
         let from = self.known.map_or(Mark::START, |known| known.copied);
         let limit = ledger::LOOK_LIMIT;
@@ -204,7 +204,8 @@ impl ClusterTransaction {
         Ok(copied >= self.read.newest)
     }
 
-    /// Ends the connection, which leads to the past: nobody shall be given it again.
+    /// Ends the connection because its database was set back, so that the pool can't hand it out
+    /// again.
     pub(crate) async fn hang_up(mut self) {
         let end = sqlx::query("SELECT pg_terminate_backend(pg_backend_pid())");
         if let Err(error) = end.execute(&mut *self.transaction).await {
@@ -212,12 +213,12 @@ impl ClusterTransaction {
         }
     }
 
-    /// The grant that was asked for, if it is this cluster's.
+    /// The requested grant, if it belongs to this cluster.
     pub(crate) fn asked(&self) -> Option<&AskedGrant> {
         self.asked.as_ref()
     }
 
-    /// The signed grants that the records of `list` name, each once.
+    /// Returns the signed grants that the records of `list` name, without duplicates.
     pub(crate) fn grants_of(&self, list: &formation::Proposal) -> Result<Vec<Jws>, StoreError> {
         let ids: BTreeSet<&str> = list.records.iter().map(|record| &*record.grant.0).collect();
         let damaged = || StoreError::damaged(format!("a grant of cluster {}", self.id()));
@@ -225,14 +226,14 @@ impl ClusterTransaction {
         ids.into_iter().map(|id| jws(id).ok_or_else(damaged)).collect()
     }
 
-    /// Both CAs.
+    /// Returns both CAs of the cluster.
     pub(crate) async fn authorities(&mut self) -> Result<Authorities, StoreError> {
         let id = self.id();
         authorities(&mut self.transaction, id).await
     }
 
-    /// Saves what differs from what was loaded, with its events and its commit, and announces it.
-    /// `addresses`: source addresses of keys that redeemed.
+    /// Saves the changed rows, their events and the commit, and notifies other processes. `address`
+    /// is the source address of a redeem request.
     pub(crate) async fn save(
         &mut self,
         changes: &[Change],
@@ -257,15 +258,16 @@ impl ClusterTransaction {
         Ok(())
     }
 
-    /// COMMIT.
+    /// Commits the transaction.
     pub(crate) async fn commit(self) -> Result<Cluster, StoreError> {
         self.transaction.commit().await?;
         Ok(self.cluster)
     }
 }
 
-/// Whether a change only replaces what its sender has said before: events are kept for ever, and a
-/// seat may send such words as fast as it likes. What was said last stands in its own row.
+/// Whether a change only replaces what its sender sent before. Such a change makes no event: events
+/// are kept for ever, and an agent may send these requests as fast as it likes. The newest value is
+/// in its own row.
 fn is_repeated(before: &Cluster, change: &Change) -> bool {
     match change {
         Change::Probed { key, epoch } => before.frozen.as_ref().is_some_and(|frozen| {
@@ -279,7 +281,7 @@ fn is_repeated(before: &Cluster, change: &Change) -> bool {
     }
 }
 
-/// The signed grants that the records of `list` name, each once.
+/// Returns the signed grants that the records of `list` name, without duplicates.
 pub(crate) async fn grants_of(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -303,7 +305,7 @@ pub(crate) async fn grants_of(
     rows.iter().map(|jws| jws.parse().map_err(damaged)).collect()
 }
 
-/// Both CAs of a cluster.
+/// Returns both CAs of a cluster.
 pub(crate) async fn authorities(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -320,18 +322,18 @@ pub(crate) async fn authorities(
     Ok(Authorities { peer, client })
 }
 
-/// A decision as it stands.
+/// A stored decision.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredCommit {
-    /// Its hash.
+    /// Hash of the decided list.
     pub h: Vec<u8>,
-    /// The document.
+    /// The signed commit document.
     pub document: Jws,
-    /// Peer and client leaf of the seat that was asked for, in DER.
+    /// Certificates of the requested seat, in DER.
     pub leaves: Option<LeafPair>,
 }
 
-/// A cluster's decision, with the leaves of `seat`.
+/// Returns a cluster's decision, with the certificates of `seat`.
 pub(crate) async fn stored_commit(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -363,7 +365,7 @@ pub(crate) async fn stored_commit(
 }
 
 impl ClusterTransaction {
-    /// Adds what a step that wasn't refused brought along.
+    /// Stores the statement and the revocation that came with an event that wasn't refused.
     pub(crate) async fn add(
         &mut self,
         statement: Option<&Jws>,
@@ -378,13 +380,13 @@ impl ClusterTransaction {
         Ok(())
     }
 
-    /// Adds the next statement to the chain.
+    /// Appends a statement to the cluster's chain.
     pub(crate) async fn add_statement(&mut self, jws: &Jws) -> Result<(), StoreError> {
         let (id, now) = (self.id(), self.now);
         add_statement(&mut self.transaction, id, now, jws).await
     }
 
-    /// Stores a grant that a document names, unless it is there.
+    /// Stores a grant that a document names, unless it exists already.
     pub(crate) async fn add_grant(
         &mut self,
         grant: &VerifiedGrant,
@@ -411,7 +413,7 @@ impl ClusterTransaction {
     }
 }
 
-/// One more statement of a cluster.
+/// Inserts a cluster's next statement.
 pub(in crate::store) async fn add_statement(
     connection: &mut PgConnection,
     cluster: Uuid,

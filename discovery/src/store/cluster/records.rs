@@ -1,7 +1,7 @@
-//! Signed texts in rows, read as what they were verified to be, once.
+//! Cache of verified signatures: signed texts in rows, parsed and verified once.
 //!
-//! A row that somebody changed by hand must not become a member: each text's signature is checked
-//! when it is first read, and the result is remembered under the text's hash.
+//! A row that somebody changed by hand must not become a member. The signature of each text is
+//! verified when it is first read. The result is cached under the text's hash.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,10 +19,10 @@ use uuid::Uuid;
 use super::super::StoreError;
 use super::load::Trust;
 
-/// Remembered results of each kind; when full, all are forgotten and verified anew.
+/// Maximum number of cached results of each kind. A full cache is emptied.
 const REMEMBERED: usize = 50_000;
 
-/// What was verified before.
+/// Caches of verified records, statement chains and grants.
 #[derive(Debug, Default)]
 pub(crate) struct Caches {
     records: Mutex<BTreeMap<Digest, Arc<formation::Record>>>,
@@ -31,7 +31,7 @@ pub(crate) struct Caches {
 }
 
 impl Caches {
-    /// A cluster's statements.
+    /// Returns a cluster's verified statement chain.
     pub(super) fn chain(
         &self,
         cluster: Uuid,
@@ -42,7 +42,7 @@ impl Caches {
         if rows.is_empty() {
             return Err(damaged("the statement chain"));
         }
-        // A JWS has no line break in it.
+        // Joining with line breaks is unambiguous, because a JWS contains none.
         let name = Digest::of(&rows.join(&b'\n'));
         if let Some(chain) = remembered(&self.chains, &name) {
             return Ok(chain);
@@ -56,8 +56,9 @@ impl Caches {
         Ok(chain)
     }
 
-    /// A grant as a row holds it, signed by whom a statement of the chain allowed it: the newest
-    /// one judges a redeem, but seats that were given before stay.
+    /// Returns a stored grant after verifying its signature. Any statement of the chain may have
+    /// allowed its signer. A redeem is checked against the newest statement only, but seats given
+    /// earlier stay valid.
     pub(super) fn grant(
         &self,
         jws: &str,
@@ -85,7 +86,8 @@ impl Caches {
         Ok(grant)
     }
 
-    /// A record as a row holds it; `token_key` is that of the grant it names.
+    /// Returns a stored record after verifying it. `token_key` is the key of the grant that it
+    /// names.
     pub(super) fn record(
         &self,
         record: &str,
@@ -137,7 +139,7 @@ fn verify(record: &str, endorsement: &str, token_key: &PublicKey) -> Option<form
     bound.then(|| convert::read_record(&record, &signed, &node_key))
 }
 
-/// For giving a damaged cluster up: what the record says, whoever wrote it.
+/// Reads a record without verifying it, to abandon a damaged cluster.
 fn claim(record: &str, endorsement: &str) -> Option<formation::Record> {
     let signed =
         SignedRecord { record: record.parse().ok()?, endorsement: endorsement.parse().ok()? };

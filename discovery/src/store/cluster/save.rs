@@ -1,4 +1,4 @@
-//! Cluster → rows: only what differs from what was loaded, in one statement.
+//! Saves a cluster: one statement writes the rows that differ from those that were loaded.
 
 use data_encoding::{BASE64, HEXLOWER};
 use discovery_formation as formation;
@@ -13,9 +13,9 @@ use super::load::{MatrixRow, ProbeJson};
 use super::{CHANNEL, NewCommit};
 use crate::domain::{describe, epoch_to_row};
 
-/// Rows of every table of a cluster. The parts of such a statement don't see one another's changes,
-/// and need not: what refers to a new row is checked when all are there, and a commit, which looks
-/// at what it decides, comes after it.
+/// Writes the changed rows of all of a cluster's tables. The parts of such a statement don't see
+/// each other's changes, and needn't: foreign keys are checked at the end of the statement. The
+/// commit row, whose check reads the decided rows, is written in a later statement.
 const SAVE: &str = "
 WITH c AS (
     UPDATE clusters c SET phase = n.phase, deadline_us = n.deadline_us, epoch = n.epoch,
@@ -84,18 +84,18 @@ WITH c AS (
 )
 SELECT pg_notify($10, $1::text) FROM generate_series(1, $11::int)";
 
-/// What is saved beside the cluster itself.
+/// Data that is saved together with the cluster.
 pub(super) struct Beside<'a> {
     pub(super) next_deadline: Option<formation::Micros>,
     pub(super) now: formation::Micros,
-    /// Source address of keys that are new.
+    /// Source address of a redeem request, stored with new agents.
     pub(super) address: Option<&'a str>,
-    /// Events, and whether others are told.
+    /// Changes to store as events. `tells` says whether other processes are notified.
     pub(super) changes: &'a [&'a Change],
     pub(super) tells: bool,
 }
 
-/// Writes what differs.
+/// Writes the rows that differ between `before` and `after`.
 pub(super) async fn save(
     connection: &mut PgConnection,
     before: &Cluster,
@@ -106,14 +106,14 @@ pub(super) async fn save(
     let list = |cluster: &Cluster| cluster.frozen.as_ref().map(|frozen| frozen.h);
     let same = list(before) == list(after);
     if !same && before.frozen.is_some() {
-        // Acks, probes and URLs go with their seats.
+        // Deleting the seats also deletes their acks, probes and URLs.
         sqlx::query("DELETE FROM frozen_seats WHERE cluster_id = $1")
             .bind(id)
             .execute(&mut *connection)
             .await?;
     }
-    // A renewed lease alone leaves the cluster's row in peace: its next deadline may then stand
-    // too early there, and the sweep finds nothing to do and moves it.
+    // A renewed lease alone doesn't rewrite the cluster's row. Its next deadline may then be too
+    // early; the sweep finds nothing to do and corrects it.
     let own = match row_differs(before, after) || before == after {
         true => vec![cluster_row(after, beside.next_deadline)?],
         false => Vec::new(),
@@ -148,7 +148,7 @@ pub(super) async fn save(
     Ok(())
 }
 
-/// Whether anything in the cluster's own row differs.
+/// Whether a column of the cluster's own row differs.
 fn row_differs(before: &Cluster, after: &Cluster) -> bool {
     before.phase != after.phase
         || before.epoch != after.epoch
@@ -279,7 +279,8 @@ fn probe_rows(known: Option<&Frozen>, frozen: &Frozen) -> Result<Vec<Value>, Sto
     Ok(new.map(row).collect())
 }
 
-/// A cluster comes back to life: if its name was taken meanwhile, it gets a part of its id.
+/// Renames a cluster that is about to become live again, if its name was taken meanwhile. The new
+/// name ends in a part of its id.
 pub(super) async fn free_name(connection: &mut PgConnection, id: Uuid) -> Result<(), StoreError> {
     sqlx::query(
         "UPDATE clusters c SET name = left(c.name, 50) || '-' || right(c.id::text, 8)
@@ -292,7 +293,7 @@ pub(super) async fn free_name(connection: &mut PgConnection, id: Uuid) -> Result
     Ok(())
 }
 
-/// One link of a stream's chain; the database numbers and hashes it.
+/// Appends an event to a stream's chain. The database sets its number and hashes.
 pub(in crate::store) async fn event(
     connection: &mut PgConnection,
     stream: Uuid,
@@ -313,7 +314,8 @@ pub(in crate::store) async fn event(
     Ok(())
 }
 
-/// The decision, with the members' certificates. After the rows that it decides.
+/// Stores the decision and the members' certificates. It must run after the decided rows are
+/// written.
 pub(super) async fn commit(
     connection: &mut PgConnection,
     id: Uuid,
