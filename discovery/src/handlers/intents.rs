@@ -113,9 +113,7 @@ pub(crate) async fn list(
 /// Path of an intent.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct IntentPath {
-    /// The cluster.
     pub id: Uuid,
-    /// The intent's name.
     pub operation: OperationId,
 }
 

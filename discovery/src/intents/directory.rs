@@ -1,17 +1,17 @@
-//! What a cluster's members say that it is, and when that is believed. Pure.
+//! Which list of members discovery believes, given the members' reports. Pure.
 //!
-//! A list is believed once a quorum of those say so who had a vote in the list that was believed
-//! before; the first of these lists is the commit document's. Its position in the cluster's log is
-//! the one that a quorum has reached. A believed list never goes back.
+//! A list is confirmed once a quorum reports it. The quorum is of the voters of the last confirmed
+//! list; the first of these is the commit document's. A confirmed list has the position in the
+//! cluster's log that a quorum has reached. It is never replaced by an older one.
 //!
-//! So this is what those who lie, or are wrong, can do:
+//! False reports, by mistake or on purpose, can do the following:
 //!
-//! * a minority of the voters, a learner, or somebody who was removed: nothing. No list is believed
-//!   for their sake, and no number of theirs moves the position that later reports have to exceed.
-//!   Before the first list is believed, one that fewer report is shown after one that more report;
-//! * one reporter to itself: nothing that lasts. A report that is ahead of what a quorum has reached
-//!   is replaced by its reporter's next one, also by a lower one;
-//! * a quorum: everything, as in the cluster itself.
+//! * From a minority of the voters, a learner, or a removed member: nothing. Their reports confirm
+//!   no list and don't move the position that later reports have to exceed. Before the first list
+//!   is confirmed, a list with fewer reports is shown after one with more.
+//! * From one reporter about itself: nothing that lasts. A report ahead of what a quorum has
+//!   reached is replaced by its reporter's next one, even by a lower one.
+//! * From a quorum: everything, as in the cluster itself.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -21,15 +21,16 @@ use discovery_types::digest::MemberId;
 
 use crate::store::intents::Said;
 
-/// Most URLs of one member in a report, and longest of them.
+/// Maximum number of URLs of one member in a report; `MAX_URL` limits the length of each, in bytes.
 const MAX_URLS: usize = 8;
 const MAX_URL: usize = 300;
-/// Highest term, index or configuration that is taken: at a million entries a second a log comes
-/// there after 285 years.
+/// Maximum term, index or configuration in a report. A log with a million entries a second reaches
+/// it after 285 years.
 const MAX_POSITION: u64 = 1 << 53;
 
-/// Where in a cluster's log a list was read: the index of the last change of members where the node
-/// says it, then term and index of the node. It tells an older list from a newer one.
+/// Position in a cluster's log at which a list was read: configuration, term and index. The
+/// configuration is the index of the last change of members, or 0 if the node doesn't report it.
+/// Positions order lists by age.
 type Position = (u64, u64, u64);
 
 impl Said {
@@ -37,14 +38,14 @@ impl Said {
         (self.membership.configuration.unwrap_or(0), self.term, self.index)
     }
 
-    /// Whether this report takes the place of the one that its reporter sent before. An older one
-    /// came late and doesn't, unless the one before is ahead of the cluster and so was wrong.
+    /// Whether this report replaces its reporter's last one. An older report arrived late and
+    /// doesn't. The exception is a last report ahead of the cluster, which was wrong.
     pub(super) fn replaces(&self, last: &Said, reached: Option<Position>) -> bool {
         let was_wrong = reached.is_none_or(|reached| last.position() > reached);
         self.position() >= last.position() || was_wrong
     }
 
-    /// Whether both say that the cluster is the same: who is in it, with which vote, where.
+    /// Whether both reports contain the same members, with the same votes and peer URLs.
     pub(super) fn agrees(&self, other: &Said) -> bool {
         let list = |said: &Said| -> BTreeSet<(MemberId, bool, Vec<String>)> {
             let member = |member: &ListedMember| {
@@ -63,8 +64,8 @@ impl Said {
     }
 }
 
-/// Who has a vote in what is believed next: the voters of the `confirmed` list, or the `founders`
-/// where none was confirmed yet.
+/// Returns the members whose reports confirm the next list: the voters of `confirmed`, or the
+/// `founders` before any list was confirmed.
 pub(super) fn electors(
     confirmed: Option<&Said>,
     founders: &BTreeSet<MemberId>,
@@ -76,8 +77,8 @@ fn quorum(electors: &BTreeSet<MemberId>) -> usize {
     electors.len() / 2 + 1
 }
 
-/// The position that a quorum of the electors has reached by its own reports, if a quorum has
-/// reported. One at least of any quorum tells the truth where only a minority lies.
+/// Returns the position that a quorum of the electors has reached by its own reports, or `None` if
+/// fewer have reported. If only a minority lies, every quorum contains a truthful report.
 fn reached_by<P: Ord>(
     electors: &BTreeSet<MemberId>,
     said: &[(MemberId, Said)],
@@ -89,7 +90,7 @@ fn reached_by<P: Ord>(
     positions.into_iter().nth(quorum(electors) - 1)
 }
 
-/// [`reached_by`], of lists.
+/// Calls [`reached_by`] with the position of the reported list.
 pub(super) fn reached(
     electors: &BTreeSet<MemberId>,
     said: &[(MemberId, Said)],
@@ -97,7 +98,7 @@ pub(super) fn reached(
     reached_by(electors, said, Said::position)
 }
 
-/// [`reached_by`], of the log: term and index.
+/// Calls [`reached_by`] with the node's own position: term and index.
 pub(super) fn reached_in_log(
     electors: &BTreeSet<MemberId>,
     said: &[(MemberId, Said)],
@@ -105,8 +106,8 @@ pub(super) fn reached_in_log(
     reached_by(electors, said, |report| (report.term, report.index))
 }
 
-/// The newest list that is believed after `confirmed` (or after the `founders`, where nothing was
-/// confirmed yet), if there is one.
+/// Returns the newest list that a quorum reports and that is newer than `confirmed`, if there is
+/// one.
 pub(super) fn newly_confirmed(
     confirmed: Option<&Said>,
     founders: &BTreeSet<MemberId>,
@@ -130,7 +131,8 @@ pub(super) fn newly_confirmed(
     };
     let mut lists = reports.iter().map(|report| supporters(report));
     let supporters = lists.find(|supporters| supporters.len() >= quorum)?;
-    // The position that a quorum of them has reached, and the names and client URLs that most say.
+    // Take the position that a quorum of them has reached, and the names and client URLs that most
+    // report.
     let reached = supporters.get(quorum - 1)?;
     let alike = |wanted: &&&Said| {
         supporters.iter().filter(|report| report.membership == wanted.membership).count()
@@ -139,7 +141,8 @@ pub(super) fn newly_confirmed(
     Some(Said { membership: usual.membership.clone(), ..(*reached).clone() })
 }
 
-/// What is shown: the confirmed list; before that the one that most report, and of those the newest.
+/// Returns the list to show: the confirmed one. Before that, the one that most members report, and
+/// the newest of those with equally many reports.
 pub(super) fn view(confirmed: Option<&Said>, said: &[(MemberId, Said)]) -> Option<DirectoryView> {
     let reports = || said.iter().map(|(_, report)| report);
     let usual = reports().max_by_key(|wanted| {
@@ -156,7 +159,7 @@ pub(super) fn view(confirmed: Option<&Said>, said: &[(MemberId, Said)]) -> Optio
     Some(view)
 }
 
-/// Why a position in the cluster's log can't be right, if it can't.
+/// Returns an objection if one of the numbers is too large for a position in a log.
 pub(super) fn objection_to_position(numbers: &[u64]) -> Option<String> {
     let wrong = numbers.iter().find(|number| **number > MAX_POSITION)?;
     Some(format!(
@@ -164,7 +167,7 @@ pub(super) fn objection_to_position(numbers: &[u64]) -> Option<String> {
     ))
 }
 
-/// Why a list can't be taken from a report, if it can't.
+/// Returns an objection if a report's list can't be accepted.
 pub(super) fn objection(membership: &Membership) -> Option<&'static str> {
     let members = &membership.members;
     let ids: BTreeSet<MemberId> = members.iter().map(|member| member.id).collect();
@@ -192,7 +195,8 @@ pub(super) fn objection(membership: &Membership) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    /// Voters as digits, learners as letters: `12a` are two voters and a learner.
+    /// Report of a list that is written as characters: voters as digits, learners as letters. `12a`
+    /// has two voters and a learner.
     fn said(configuration: Option<u64>, index: u64, members: &str) -> Said {
         let member = |c: char| ListedMember {
             id: MemberId::new(u64::from(c)),
@@ -236,7 +240,7 @@ mod tests {
     fn nobody_without_a_vote_in_the_last_list_confirms_the_next() {
         let last = said(Some(5), 5, "123a");
         let next = |who| by(who, said(Some(7), 7, "14a"));
-        // One voter, the learner, a stranger, and the one that comes new.
+        // The reporters are one voter, the learner, an unknown member, and the new member.
         let reports = [next('1'), next('a'), next('9'), next('4')];
         assert_eq!(newly_confirmed(Some(&last), &ids("123"), &reports), None);
         let reports = [next('1'), next('2')];
@@ -254,7 +258,7 @@ mod tests {
         // The same members at another configuration are another list.
         let reports = [by('1', said(Some(7), 7, "12")), by('2', said(Some(9), 9, "12"))];
         assert_eq!(newly_confirmed(Some(&last), &ids("123"), &reports), None);
-        // A learner is no voter.
+        // A learner doesn't count as a voter.
         let (voter, learner) = (said(None, 7, "1234"), said(None, 7, "123"));
         let mut learner = learner;
         learner.membership.members.push(voter.membership.members[3].clone());
@@ -270,7 +274,7 @@ mod tests {
         assert_eq!(newly_confirmed(Some(&last), &ids("123"), &reports), None);
     }
 
-    /// Of three voters, each of whom has reported this.
+    /// Reports of three voters, all at `index`.
     fn all_at(index: u64) -> Vec<(MemberId, Said)> {
         ['1', '2', '3'].map(|who| by(who, said(Some(5), index, "123"))).to_vec()
     }
@@ -296,7 +300,7 @@ mod tests {
             let next = said(Some(5), 31, "123");
             assert!(next.replaces(&reports[2].1, reached), "{configuration:?} {index}");
         }
-        // Nobody else has reported, so that nothing is known against either.
+        // No other member has reported, so neither report is known to be wrong.
         let alone = [by('3', said(Some(MAX), MAX, "123"))];
         assert!(said(Some(5), 31, "123").replaces(&alone[0].1, reached(&electors, &alone)));
     }
@@ -304,7 +308,7 @@ mod tests {
     #[test]
     fn one_liar_moves_no_position_that_others_have_to_exceed() {
         const MAX: u64 = i64::MAX as u64;
-        // It says what the others say, at a place where none of them will ever come.
+        // The liar reports the true list, at a position that the others will never reach.
         let mut liar = said(None, MAX, "123");
         liar.term = MAX;
         let reports = [by('1', said(None, 5, "123")), by('2', liar.clone())];
@@ -363,7 +367,7 @@ mod tests {
         let reports = [by('1', said(Some(5), 5, "12")), by('2', said(Some(7), 7, "1"))];
         let unsure = view(None, &reports).unwrap();
         assert_eq!((unsure.confirmed, unsure.reporters, unsure.raft_index), (false, 1, 7));
-        // One that speaks of a later time than the others is not shown before them.
+        // A report with a later position is not shown before a list that more members report.
         let reports3 = [reports[0].clone(), by('3', said(Some(5), 6, "12")), reports[1].clone()];
         let unsure = view(None, &reports3).unwrap();
         assert_eq!((unsure.confirmed, unsure.reporters, unsure.raft_index), (false, 2, 6));

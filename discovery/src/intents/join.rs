@@ -1,4 +1,4 @@
-//! A newcomer redeems its ticket.
+//! Redeems a newcomer's join ticket.
 
 use std::net::IpAddr;
 
@@ -22,17 +22,17 @@ use crate::store::Micros;
 use crate::store::cluster::{AskedGrant, ClusterTransaction};
 use crate::store::intents::{self, Changes, NewIntent, StoredIntent};
 
-/// What a newcomer sent; the envelope is opened, the rest is verified here.
+/// A newcomer's request. The handler has opened its envelope; the rest is verified here.
 pub(crate) struct Joining {
-    /// The envelope, as it came.
+    /// The signed envelope, as received.
     pub envelope: Jws,
-    /// What it holds.
+    /// Content of the envelope.
     pub redeem: Redeem,
-    /// What its record claims.
+    /// The newcomer's record, not verified yet.
     pub claimed: Record,
-    /// Where it came from.
+    /// Source address of the request.
     pub address: IpAddr,
-    /// Which program the newcomer's host runs; none from an older agent.
+    /// The node program on the newcomer's host. `None` from an older agent.
     pub program: Option<NodeProgram>,
 }
 
@@ -42,7 +42,8 @@ fn unknown() -> ApiError {
 }
 
 impl App {
-    /// Redeems a join ticket: the first key has it, and hears the same again however often it asks.
+    /// Redeems a join ticket. The first key that redeems it owns it, and gets the same answer to
+    /// every retry.
     pub(crate) async fn join(&self, joining: &Joining) -> Result<IntentView, ApiError> {
         in_time(self.join_now(joining)).await
     }
@@ -108,7 +109,7 @@ impl App {
         self.end_change(transaction, operation).await
     }
 
-    /// The ticket is taken: by this key, or by another one.
+    /// Answers a redeem of a used ticket: by the same key, which is a retry, or by another key.
     async fn join_again(
         &self,
         mut transaction: ClusterTransaction,
@@ -141,7 +142,7 @@ impl App {
     }
 }
 
-/// Refuses a ticket for the place of a member that is gone.
+/// Refuses a ticket whose replaced member was already removed or lost.
 fn replaced_is_there(ticket: &VerifiedGrant, roster: &Roster) -> Result<(), ApiError> {
     let Some(member) = ticket.replaces else { return Ok(()) };
     if roster.is_removed(member) {
@@ -162,7 +163,7 @@ fn replaced_is_there(ticket: &VerifiedGrant, roster: &Roster) -> Result<(), ApiE
 }
 
 /// Refuses a newcomer whose node speaks another peer protocol than the members do. Members that run
-/// `muster-node` report a configuration index, and stock etcd has none.
+/// `muster-node` report a configuration index, while stock etcd has none.
 fn same_program(newcomer: NodeProgram, changes: &Changes) -> Result<(), ApiError> {
     let Some(confirmed) = &changes.confirmed else { return Ok(()) };
     let members = match confirmed.membership.configuration {
@@ -188,7 +189,7 @@ fn name_taken(record: &VerifiedRecord, member: MemberId) -> ApiError {
     ApiError::new(Code::NameTaken, detail, next)
 }
 
-/// Whether the ticket admits somebody new, now, from there.
+/// Errors unless the ticket is valid now and for this address.
 fn admit(
     transaction: &ClusterTransaction,
     ticket: &VerifiedGrant,

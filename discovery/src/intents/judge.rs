@@ -1,4 +1,5 @@
-//! Whether what an agent says of an intent is taken, and what an intent waits for. Pure.
+//! Decides whether an agent's report about an intent is accepted, and explains why an intent waits.
+//! Pure.
 
 use discovery_types::api::{Explanation, IntentState, IntentView, MAX_MEMBERS, Outcome, WaitView};
 use discovery_types::digest::{Digest, MemberId};
@@ -14,24 +15,24 @@ use crate::error::ApiError;
 use crate::store::Micros;
 use crate::store::intents::{Changes, Said, StoredIntent};
 
-/// Most intents of a cluster that wait or are under way.
+/// Maximum number of a cluster's intents that are open or under way.
 pub(super) const MAX_LIVE: usize = 16;
 
-/// One that is under way for longer, in microseconds, keeps no other one out: a member's agent that
-/// lied of how far it is can leave it under way for ever.
+/// How long an intent that is under way counts towards [`MAX_LIVE`], in microseconds. A member's
+/// agent that reports a false state could otherwise block other intents for ever.
 pub(super) const COUNTS_FOR_US: Micros = 24 * 3_600 * 1_000_000;
 
-/// What to do with an outcome.
+/// What to do with a reported outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Taken {
-    /// It is stored.
+    /// The outcome is new and must be stored.
     New,
-    /// It was said before.
+    /// The intent has this state already.
     Same,
 }
 
 impl StoredIntent {
-    /// How far it has come at `now`.
+    /// State of the intent at `now`: an open intent may have expired.
     pub(super) fn state_at(&self, now: Micros) -> IntentState {
         let over = now.unsigned_abs() / 1_000_000 >= self.intent.expires_at;
         match self.state {
@@ -40,24 +41,24 @@ impl StoredIntent {
         }
     }
 
-    /// Hash of the newcomer's record.
+    /// Hash of the newcomer's record, if the intent is a newcomer's.
     pub(super) fn record_hash(&self) -> Option<Digest> {
         let redeem: Redeem = self.intent.redeem.as_ref()?.claims_unverified(Typ::Redeem).ok()?;
         Some(redeem.signed.record.hash())
     }
 
-    /// The member in whose place the newcomer comes.
+    /// The member that the newcomer replaces, if any.
     pub(super) fn replaced(&self) -> Option<MemberId> {
         let grant: Grant = self.intent.authority.claims_unverified(Typ::Grant).ok()?;
         grant.replaces
     }
 
-    /// The member that leaves or moves by it.
+    /// The member that the intent removes, moves or replaces.
     pub(super) fn about(&self) -> Option<MemberId> {
         self.ordered_member().or_else(|| self.replaced())
     }
 
-    /// The member that an order is about.
+    /// The member that the order is about, if the intent is an order.
     fn ordered_member(&self) -> Option<MemberId> {
         let order: Order = self.intent.authority.claims_unverified(Typ::Order).ok()?;
         Some(order.change.member())
@@ -68,21 +69,22 @@ fn refused(code: Code, detail: impl Into<String>, next: &str) -> ApiError {
     ApiError::new(code, detail, next)
 }
 
-/// Where in the cluster's log an outcome was read, as (Raft term, Raft index), and what is known of
-/// such places.
+/// A report's position in the cluster's log, as (Raft term, Raft index), and what is known about
+/// such positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading<'a> {
-    /// The reporter's name.
+    /// Name of the reporting member.
     pub(super) by: &'a str,
-    /// Where the reporter's node was.
+    /// Position of the reporter's node.
     pub(super) position: (u64, u64),
-    /// What a quorum of the voters has reached by its own reports.
+    /// Position that a quorum of the voters has reached by its own reports.
     pub(super) reached: Option<(u64, u64)>,
 }
 
 impl Reading<'_> {
-    /// Whether something newer was said of `known`. A position beyond what a quorum has reached
-    /// counts as that: a member that lied, or was wrong, doesn't keep the others from speaking.
+    /// Whether a newer outcome of `known` was reported already. A reported position beyond what a
+    /// quorum has reached is cut to that. A member with a wrong position therefore can't block the
+    /// others' reports.
     fn is_older_than(&self, known: &StoredIntent) -> bool {
         let same = known.reported_by.as_deref() == Some(self.by);
         let last = match (known.position, self.reached) {
@@ -94,7 +96,7 @@ impl Reading<'_> {
     }
 }
 
-/// Whether an outcome is taken.
+/// Decides whether an outcome is accepted.
 pub(super) fn judge(
     known: &StoredIntent,
     outcome: &Outcome,
@@ -143,7 +145,7 @@ pub(super) fn judge(
     Ok(Taken::New)
 }
 
-/// As it is shown at `now`; `name` is the cluster's.
+/// Converts an intent to the API's view at `now`. `name` is the cluster's name.
 pub(super) fn view(known: &StoredIntent, changes: &Changes, name: &str, now: Micros) -> IntentView {
     let state = known.state_at(now);
     let about = known.about();
@@ -168,7 +170,7 @@ pub(super) fn view(known: &StoredIntent, changes: &Changes, name: &str, now: Mic
     }
 }
 
-/// A member's name, as somebody reported it last.
+/// Returns a member's name from the confirmed list, or from the last report that has one.
 fn name_of(changes: &Changes, id: MemberId) -> Option<String> {
     let confirmed = changes.confirmed.iter();
     let mut said = confirmed.chain(changes.said.iter().rev().map(|(_, said)| said));
@@ -179,7 +181,7 @@ fn name_of(changes: &Changes, id: MemberId) -> Option<String> {
     said.find_map(listed)
 }
 
-/// What is to be done, with the names of both members.
+/// Describes the intent's task, with the names of both members.
 fn task(known: &StoredIntent, about_name: Option<&str>) -> String {
     let subject = &known.subject;
     let about = match (known.about(), about_name) {
@@ -206,14 +208,14 @@ fn line(code: &str, missing: String, held_by: &str, command: Option<String>) -> 
     }
 }
 
-/// Name and id of the member that leads, according to the members' reports.
+/// Returns name and id of the leader, according to the members' reports.
 fn leader(changes: &Changes) -> Option<String> {
     let view = directory::view(changes.confirmed.as_ref(), &changes.said)?;
     let id = view.leader?;
     Some(name_of(changes, id).map_or_else(|| id.to_string(), |name| format!("{name} ({id})")))
 }
 
-/// What an intent waits for that nobody has begun.
+/// Explains what an open intent waits for.
 fn open(
     known: &StoredIntent,
     changes: &Changes,
@@ -301,7 +303,7 @@ fn explain(
     lines
 }
 
-/// The command that asks for the same once more.
+/// Returns the command that requests the same change again.
 fn again(verb: Verb, name: &str) -> String {
     match verb {
         Verb::Join => format!("muster-discovery token create --cluster {name} --kind join"),

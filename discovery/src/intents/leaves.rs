@@ -1,4 +1,4 @@
-//! A member's certificates, anew.
+//! Renews a member's certificates, and exports a cluster's CAs.
 
 use discovery_types::api::ClusterExport;
 use discovery_types::csr::Csr;
@@ -17,7 +17,8 @@ use crate::store::StoreError;
 use crate::store::intents::Changes;
 
 impl App {
-    /// Issues a member's two leaves over the key that its record has: to a newcomer its first ones.
+    /// Issues both certificates of a member, for the key in its record. A newcomer gets its first
+    /// ones here.
     pub(crate) async fn renew_leaves(
         &self,
         cluster: Uuid,
@@ -54,7 +55,8 @@ impl App {
         Ok(show::leaves(&leaves))
     }
 
-    /// A cluster's CAs, their keys as the key directory encrypts them, with what they belong to.
+    /// Exports a cluster's CA keys, encrypted with the key directory's KEK, and the documents they
+    /// belong to.
     pub(crate) async fn export(&self, cluster: Uuid) -> Result<ClusterExport, ApiError> {
         let (delivery, statements) = self.document(cluster, None).await?;
         let delivery = delivery.ok_or_else(|| {
@@ -78,24 +80,25 @@ impl App {
     }
 }
 
-/// Where its peers reach it: as its cluster was confirmed to have it, since it may have moved.
+/// Returns the hosts of the member's peer URLs. The confirmed list counts first, since the member
+/// may have moved.
 fn peer_hosts(member: &Member, changes: &Changes) -> Vec<String> {
     let listed = listed(member, changes);
     hosts(&texts(if listed.is_empty() { &member.record.peer_urls } else { &listed }))
 }
 
-/// Where clients reach it: as its record has it, and where its cluster was confirmed to have agreed
-/// that it is. What a node publishes of itself is its own word, and must not get it a certificate in
-/// another's name.
+/// Returns the hosts for the client certificate: those of the client URLs in the member's record
+/// and of its confirmed peer URLs. Client URLs that a node publishes don't count. Otherwise it
+/// could get a certificate for another host's name.
 fn client_hosts(member: &Member, changes: &Changes) -> Vec<String> {
     hosts(&texts(&[member.record.client_urls.clone(), listed(member, changes)].concat()))
 }
 
-/// Its peer URLs in the confirmed list, as far as they are any.
+/// Returns the member's peer URLs in the confirmed list. URLs that don't parse are left out.
 fn listed(member: &Member, changes: &Changes) -> Vec<NodeUrl> {
     let confirmed = changes.confirmed.iter().flat_map(|said| &said.membership.members);
     let listed = confirmed.filter(|listed| listed.id == member.id);
-    // What a host commits to is normalised; what a cluster lists is anybody's who may change it.
+    // A host's record holds normalised URLs. A cluster's list may hold anything, so parse it.
     listed.flat_map(|listed| &listed.peer_urls).filter_map(|url| url.parse().ok()).collect()
 }
 

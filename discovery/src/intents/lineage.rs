@@ -1,10 +1,10 @@
-//! Which Raft cluster discovery listens to: the founded one, or what the last recovery made of it.
+//! Which Raft cluster discovery follows: the founded one, or the one that the last recovery made.
 //! Pure.
 //!
-//! An operator's signature makes a recovery; who shows it here gives it no weight. The first chain
-//! that is shown is followed, and a longer chain only if it goes on where that one ends. A chain
-//! that leads elsewhere competes with it. Nobody can tell from here which of the two clusters the
-//! operators want, so discovery stays with the first, and a person has to decide.
+//! An operator's signature makes a recovery valid, whichever agent shows it. Discovery follows the
+//! first chain that it is shown, and a longer chain only if it extends that one. A chain that
+//! branches off competes with it. Discovery can't know which of the two clusters the operators
+//! want, so it stays with the first, and a person has to decide.
 
 use discovery_types::jws::Jws;
 use discovery_types::recovery::{Recoveries, Recovery, RecoveryError};
@@ -19,14 +19,14 @@ pub(super) struct Lineage {
     followed: Recoveries,
 }
 
-/// How a chain that somebody shows relates to the one that is followed.
+/// How a shown chain relates to the followed one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
-    /// The shown chain is the followed one, or the beginning of it.
+    /// The shown chain is the followed one or a prefix of it.
     Known,
-    /// The shown chain goes on where the followed one ends.
+    /// The shown chain extends the followed one.
     Longer(Lineage),
-    /// The shown chain leaves the followed one at `number`, counted from 1.
+    /// The shown chain branches off from the followed one at `number`, counted from 1.
     Competing {
         /// Number of the first recovery that differs.
         number: usize,
@@ -36,7 +36,7 @@ pub(super) enum Relation {
 }
 
 impl Lineage {
-    /// Verifies what is stored of a cluster that was founded as the Raft cluster `founded`.
+    /// Verifies the stored recoveries of a cluster that was founded as the Raft cluster `founded`.
     pub(super) fn of(
         stored: &[StoredRecovery],
         chain: &StatementChain,
@@ -47,17 +47,17 @@ impl Lineage {
         Ok(Self { founded, followed: Recoveries::verify(&followed, chain, founded)? })
     }
 
-    /// The Raft cluster that discovery listens to.
+    /// Id of the Raft cluster that discovery follows.
     pub(super) fn raft_cluster(&self) -> u64 {
         self.followed.raft_cluster().unwrap_or(self.founded)
     }
 
-    /// How many recoveries led to it.
+    /// Number of recoveries that were followed.
     pub(super) fn count(&self) -> usize {
         self.followed.all().len()
     }
 
-    /// The recovery that made it; none for the founded cluster.
+    /// The last followed recovery. `None` for the founded cluster.
     pub(super) fn newest(&self) -> Option<&Recovery> {
         self.followed.newest()
     }
@@ -72,9 +72,9 @@ impl Lineage {
         self.followed.all().get(known..).unwrap_or_default()
     }
 
-    /// Verifies a chain that somebody shows, and compares it with the followed one. Nothing proves
-    /// when a statement was signed, so whoever signed the last one must be an operator or owner
-    /// today. That signature vouches for the statements before it.
+    /// Verifies a shown chain and compares it with the followed one. Nothing proves when a
+    /// statement was signed, so the last one's signer must be an operator or owner today. That
+    /// signature covers the statements before it.
     pub(super) fn compare(
         &self,
         shown: &[Jws],
@@ -91,7 +91,7 @@ impl Lineage {
         if same < known.len() {
             return Ok(Relation::Competing { number: same + 1, jws: next.clone() });
         }
-        // The first signature of a step stays, whoever signed the step again.
+        // Keep the first signature of each step, even if the shown chain has it signed again.
         let kept = known.iter().chain(&shown.all()[same..]).map(|(jws, _)| jws.clone());
         let followed = Recoveries::verify(&kept.collect::<Vec<_>>(), chain, self.founded)?;
         Ok(Relation::Longer(Self { founded: self.founded, followed }))

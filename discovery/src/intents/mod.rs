@@ -1,12 +1,12 @@
-//! Changes of a cluster that runs, asked for through discovery.
+//! Changes of a running cluster that are requested through discovery.
 //!
-//! A newcomer redeems a ticket, or an operator puts an order: either becomes an *intent*, which the
-//! cluster's own agents fetch, check by its signatures, and carry out by the cluster's own API. What
-//! they say became of it is shown to whoever asked. Nothing here calls a cluster, and nothing here
-//! is believed by one.
+//! A newcomer redeems a ticket, or an operator sends an order. Either becomes an *intent*. The
+//! cluster's own agents fetch it, check its signatures, and carry it out with the cluster's own
+//! API. They report the outcome, which is shown to the requester. This module never connects to a
+//! cluster, and a cluster trusts nothing that this module says.
 //!
-//! Each change is one transaction on the cluster: lock its row → read the clock → verify what came
-//! in → store → COMMIT.
+//! Each change is one transaction on the cluster: lock its row → read the clock → verify the
+//! request → store → COMMIT.
 
 mod directory;
 mod join;
@@ -46,22 +46,22 @@ use crate::store::Micros;
 use crate::store::cluster::{ClusterTransaction, Trust};
 use crate::store::intents::{self, Became, Changes, NewIntent, Said, StoredIntent};
 
-/// How long an intent that is over is listed.
+/// How long a finished intent stays in the list, in microseconds.
 const LISTED_US: Micros = 86_400 * 1_000_000;
-/// Longest sentence of an agent that is kept.
+/// Maximum length in characters of an agent's text that is stored.
 const MAX_SENTENCE: usize = 300;
 
-/// Who reads intents.
+/// Reader of intents.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reader {
-    /// An admin: all.
+    /// An admin, who may read every intent.
     Admin,
-    /// An agent: a member all, a newcomer its own.
+    /// An agent: a member's agent reads every intent, a newcomer's only its own.
     Agent(PublicKey),
 }
 
 impl App {
-    /// Locks a cluster that runs, with all that is known of its changes.
+    /// Locks a running cluster and reads its changes.
     async fn begin_change(
         &self,
         cluster: Uuid,
@@ -73,7 +73,7 @@ impl App {
         Ok((transaction, changes))
     }
 
-    /// COMMIT, and the intent as it then stands.
+    /// Commits and returns the intent as stored.
     async fn end_change(
         &self,
         mut transaction: ClusterTransaction,
@@ -90,7 +90,7 @@ impl App {
         Ok(judge::view(known, &changes, name.as_str(), now))
     }
 
-    /// Takes an operator's order. The same one again changes nothing.
+    /// Stores an operator's order. Repeating the same order changes nothing.
     pub(crate) async fn put_order(
         &self,
         caller: &Caller,
@@ -144,7 +144,7 @@ impl App {
         self.end_change(transaction, operation).await
     }
 
-    /// Takes an intent back that nobody has begun.
+    /// Withdraws an intent that no agent has started.
     pub(crate) async fn withdraw(
         &self,
         caller: &Caller,
@@ -175,7 +175,7 @@ impl App {
         .await
     }
 
-    /// Takes what an agent of a member says became of an intent.
+    /// Stores the outcome of an intent, as reported by a member's agent.
     pub(crate) async fn report_outcome(
         &self,
         cluster: Uuid,
@@ -231,7 +231,7 @@ impl App {
         self.end_change(transaction, operation).await
     }
 
-    /// Takes the reason why an intent waits, from an agent of a member.
+    /// Stores the reason why an intent waits, as reported by a member's agent.
     pub(crate) async fn report_wait(
         &self,
         cluster: Uuid,
@@ -254,7 +254,8 @@ impl App {
         .await
     }
 
-    /// A cluster's intents: those that wait or are under way, or `all` of the last day too.
+    /// Returns a cluster's intents that are open or under way. With `all`, also those of the last
+    /// day.
     pub(crate) async fn intents(
         &self,
         cluster: Uuid,
@@ -283,7 +284,7 @@ impl App {
         })
     }
 
-    /// One intent.
+    /// Returns one intent.
     pub(crate) async fn intent(
         &self,
         cluster: Uuid,
@@ -303,7 +304,7 @@ impl App {
         Ok(judge::view(known?, &changes, chain.newest().name.as_str(), now.0 as Micros))
     }
 
-    /// What a cluster's members say that it is.
+    /// Returns the list of members, confirmed or as most members report it.
     pub(crate) async fn directory(&self, cluster: Uuid) -> Result<DirectoryResponse, ApiError> {
         let found = self.store.read_cluster(cluster).await?;
         let (cluster, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
@@ -312,8 +313,8 @@ impl App {
         Ok(DirectoryResponse { state: convert::state(cluster.phase), view })
     }
 
-    /// Takes what a member says that its cluster is. Returns the Raft cluster that discovery listens
-    /// to; none where the report names no members.
+    /// Stores a member's report of its cluster's membership. Returns the Raft cluster that
+    /// discovery follows, or `None` if the report contains no members.
     pub(crate) async fn note_membership(
         &self,
         cluster: Uuid,
@@ -335,9 +336,9 @@ impl App {
             let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
             let id = roster.member(key)?.id;
             let followed = roster.lineage.raft_cluster();
-            // A recovery makes another cluster, in which no member has its old id: the list of one
-            // cluster would have all members of the other removed. The agent hears which cluster is
-            // meant, and shows the recovery statements.
+            // A recovery makes another Raft cluster, in which every member has a new id. A list of
+            // the old cluster would therefore remove every member of the new one. The agent learns
+            // which cluster is followed, and then shows the recovery statements.
             if raft_cluster != followed {
                 return Ok(Some(followed));
             }
@@ -369,7 +370,8 @@ impl App {
         .await
     }
 
-    /// Believes what a quorum says, as often as that makes another quorum.
+    /// Confirms lists as long as the reports contain a newer one: each list may change the
+    /// electors.
     async fn confirm(
         &self,
         transaction: &mut ClusterTransaction,
@@ -403,7 +405,7 @@ impl App {
         Ok(())
     }
 
-    /// Whether this agent came by a ticket, and was added.
+    /// Whether this agent has joined with a ticket and was added.
     pub(crate) async fn is_newcomer(
         &self,
         cluster: Uuid,
@@ -415,7 +417,7 @@ impl App {
     }
 }
 
-/// Refuses numbers that no cluster's log has.
+/// Errors on numbers too large for a cluster's log.
 fn is_possible(numbers: &[u64]) -> Result<(), ApiError> {
     match directory::objection_to_position(numbers) {
         None => Ok(()),
@@ -448,7 +450,7 @@ fn has_room(changes: &Changes, now: Micros) -> Result<(), ApiError> {
     ))
 }
 
-/// An order over another list than the one that is known is stale.
+/// Errors if the order's member doesn't exist, or if the order was planned with an older list.
 fn fits_directory(order: &Order, changes: &Changes, roster: &Roster) -> Result<(), ApiError> {
     let member = order.change.member();
     let next = "Look with `muster-discovery cluster show`, and order again.";
@@ -490,7 +492,7 @@ fn admin_name(transaction: &ClusterTransaction, jws: &Jws) -> String {
     admin.map_or_else(|| jws.kid().to_string(), |admin| admin.name.to_string())
 }
 
-/// By whose order a member went, as far as anybody said.
+/// Returns the name of the admin whose order removed a member, as far as it is known.
 fn remover(changes: &Changes, member: MemberId) -> String {
     let removes = |known: &&StoredIntent| match &known.outcome {
         Some(Outcome::Removed { member: gone }) => *gone == member,
@@ -503,7 +505,7 @@ fn remover(changes: &Changes, member: MemberId) -> String {
     ordered.map_or_else(|| "the cluster's own API".into(), |known| known.made_by.clone())
 }
 
-/// With no more of an agent's words than are kept.
+/// Returns the outcome with the agent's text limited to the stored length.
 fn shortened(outcome: &Outcome) -> Outcome {
     match outcome.clone() {
         Outcome::Refused { reason } => Outcome::Refused { reason: sentence(&reason) },

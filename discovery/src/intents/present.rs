@@ -1,7 +1,7 @@
-//! A cluster's members now, and what a person should do about those that are silent. Pure.
+//! A cluster's present members, and what a person should do about silent ones. Pure.
 //!
-//! The members are those of the list that a quorum of the voters confirmed; until then the commit
-//! document's. What a single member says never adds or removes one here.
+//! The members are those of the list that a quorum of the voters confirmed. Before that, they are
+//! the commit document's. A single member's report never adds or removes one here.
 
 use discovery_types::api::{Explanation, ListedMember, MemberView, MembersView, SILENT_AFTER};
 use discovery_types::digest::MemberId;
@@ -13,25 +13,26 @@ use crate::store::Micros;
 use crate::store::intents::{Changes, Said};
 use crate::store::present::Trouble;
 
-/// Where a member's agent redeemed its token, and where the token was meant for.
+/// Address from which a member's agent redeemed its token, and the networks that the token is bound
+/// to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Source {
-    /// The address, as the service saw it.
+    /// Source address, as the service saw it.
     pub(crate) address: Option<String>,
-    /// The addresses that the token is bound to; none if it is bound to none.
+    /// Networks that the token is bound to. An empty list means any network.
     pub(crate) bound_to: Vec<IpNet>,
 }
 
-/// When a member's silence is judged.
+/// Times from which a member's silence is computed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
-    /// When the list was decided: the silence of a member that never reported counts from then.
+    /// When the list was decided. A member that never reported counts as silent from then.
     pub(super) decided: Micros,
-    /// Now.
+    /// Current database time.
     pub(super) now: Micros,
 }
 
-/// The members now. `source` finds where an agent came from.
+/// Returns the present members. `source` returns where an agent redeemed its token.
 pub(super) fn present(
     roster: &Roster,
     changes: &Changes,
@@ -76,9 +77,9 @@ pub(super) fn present(
     MembersView { confirmed: confirmed.is_some(), members }
 }
 
-/// A member with the name and client URLs that a quorum of the voters says now. These change without
-/// a change of members, as when a member is restarted at another address, so the confirmed list may
-/// have older ones.
+/// Returns a member with the name and client URLs that a quorum of the voters reports now. A member
+/// that restarts at another address changes them without a change of members. The confirmed list
+/// may therefore hold older ones.
 fn newest(listed: &ListedMember, confirmed: &Said, changes: &Changes) -> ListedMember {
     let voters = confirmed.voters();
     let reports: Vec<&ListedMember> = changes
@@ -102,7 +103,8 @@ fn is_silent(heard: Micros, now: Micros) -> bool {
     now.saturating_sub(heard) > limit
 }
 
-/// A member that has not started yet has no name in the cluster's list.
+/// Returns the member's name. A member that has not started yet has none in the cluster's list, so
+/// its record's name is used.
 fn name_of(listed: &ListedMember, known: Option<&Member>) -> String {
     match known {
         Some(known) if listed.name.is_empty() => known.record.name.to_string(),
@@ -119,7 +121,7 @@ fn client_urls_of(listed: &ListedMember, known: Option<&Member>) -> Vec<String> 
     }
 }
 
-/// The leader that was named in the newest report.
+/// Returns the leader that the newest report names.
 fn leader(changes: &Changes) -> Option<MemberId> {
     changes.said.iter().max_by_key(|(_, said)| said.at_us)?.1.leader
 }
@@ -144,7 +146,7 @@ fn disagreement(said: &Said, confirmed: Option<&Said>) -> Option<String> {
     ))
 }
 
-/// What a person should know and do about the members of the cluster called `name`.
+/// Explains what a person should know and do about the members of the cluster `name`.
 pub(super) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
     let voters: Vec<&MemberView> =
         view.members.iter().filter(|member| !member.is_learner).collect();
@@ -213,7 +215,8 @@ fn no_quorum(voters: &[&MemberView], well: usize, quorum: usize) -> Explanation 
     }
 }
 
-/// `left` is how many further failures the quorum tolerates; none where there is no quorum.
+/// Explains a silent member. `left` is the number of further failures that the quorum tolerates;
+/// `None` without a quorum.
 fn silent(member: &MemberView, name: &str, left: Option<usize>) -> Explanation {
     let who = member.called();
     let kind = if member.is_learner { "learner" } else { "voter" };
@@ -268,7 +271,7 @@ mod tests {
         }
     }
 
-    /// What a voter says of a cluster of three, in which the first serves clients at `url`.
+    /// Report of a voter in a cluster of three, in which the first member serves clients at `url`.
     fn said(url: &str) -> Said {
         let listed = |id: u64| ListedMember {
             id: MemberId::new(id),

@@ -1,9 +1,8 @@
-//! Discovery follows a cluster that was lost, and that an operator made another Raft cluster of.
+//! Follows a recovery: an operator has made a new Raft cluster of what was left of a lost one.
 //!
-//! The agent of the survivor's host shows the signed statements. From the first time on that it
-//! does, the directory, the roster of reporters, certificates and intents are the recovered
-//! cluster's, and the lost cluster's members are refused. What was under way in the lost cluster is
-//! ended. Shown again, the statements change nothing.
+//! The agent on the survivor's host shows the signed statements. From then on the directory, the
+//! roster, certificates and intents are those of the recovered cluster. The lost cluster's members
+//! are refused, and its unfinished intents are ended. Showing the statements again changes nothing.
 
 use discovery_formation::service::Cluster;
 use discovery_types::api::{IntentState, Outcome, RecoveriesResponse};
@@ -27,7 +26,7 @@ use crate::store::cluster::ClusterTransaction;
 use crate::store::intents::{self, Became, Changes, NewRecovery, StoredIntent};
 
 impl App {
-    /// Takes the recovery statements that the survivor's agent shows.
+    /// Handles the recovery statements that the survivor's agent shows.
     pub(crate) async fn follow_recoveries(
         &self,
         cluster: Uuid,
@@ -55,7 +54,7 @@ impl App {
         .await
     }
 
-    /// Stores the statements that are new, and ends what was under way in the lost cluster.
+    /// Stores the new statements, and ends the lost cluster's unfinished intents.
     async fn follow(
         &self,
         transaction: &mut ClusterTransaction,
@@ -91,7 +90,7 @@ impl App {
         Ok(())
     }
 
-    /// Alarms: operators have recovered one cluster twice.
+    /// Raises an alarm: operators have recovered one cluster twice.
     async fn contested(
         &self,
         mut transaction: ClusterTransaction,
@@ -113,13 +112,13 @@ impl App {
     }
 }
 
-/// The next step for a person whose cluster has two competing recoveries.
+/// Advice for a person whose cluster has two competing recoveries.
 const CONTEST_NEXT: &str = "Keep one of the two. To keep the followed one, stop the other one's \
     nodes, run `muster-agent reset --yes` on their hosts, and let these join by tickets. To keep the \
     other one, keep clients away from the followed one, and make certificates with \
     `muster-discovery ca issue`: discovery doesn't change over.";
 
-/// Says which two recoveries compete.
+/// Describes two competing recoveries.
 fn contest(lineage: &Lineage, number: usize, other: &str) -> String {
     let followed = lineage.recovery(number).map(|(_, recovery)| recovery.is.cluster_id.as_str());
     format!(
@@ -129,23 +128,24 @@ fn contest(lineage: &Lineage, number: usize, other: &str) -> String {
     )
 }
 
-/// Raft cluster that a verified statement made.
+/// Returns the id of the Raft cluster that a verified statement made.
 fn other_recovery(jws: &Jws) -> String {
     let claims: Result<Recovery, _> = jws.claims_unverified(Typ::Recovery);
     claims.map_or_else(|_| "-".to_owned(), |recovery| recovery.is.cluster_id)
 }
 
-/// A cluster's recoveries, as people are shown them.
+/// A cluster's recoveries, as admins see them.
 #[derive(Debug, Default)]
 pub(crate) struct RecoveryView {
-    /// Raft cluster that the last recovery made, in hexadecimal; none without a recovery.
+    /// Id of the Raft cluster that the last recovery made, in hexadecimal. `None` without a
+    /// recovery.
     pub raft_cluster: Option<String>,
-    /// Competing recoveries, one sentence each with the next step.
+    /// One text for each competing recovery, with advice.
     pub alarms: Vec<String>,
 }
 
 impl App {
-    /// The recoveries of `cluster`, as people are shown them.
+    /// Returns the recoveries of `cluster`, as admins see them.
     pub(crate) async fn recovery_view(
         &self,
         cluster: &Cluster,
@@ -166,8 +166,8 @@ impl App {
     }
 }
 
-/// Only the agent that the last statement names shows something new, and only if it is known here:
-/// its record is what certificates are made of.
+/// Errors unless the caller is the agent that the last statement names, and its record is known
+/// here. Certificates are made from that record.
 fn named(
     lineage: &Lineage,
     key: &PublicKey,
@@ -196,14 +196,16 @@ fn answer(lineage: &Lineage) -> RecoveriesResponse {
     }
 }
 
-/// The outcome of an intent whose cluster was lost and goes on as `made` says; none if the intent is not
-/// ended by that. A ticket that waits stays good: the recovered cluster takes the newcomer.
+/// Returns the outcome of an intent whose cluster was lost and recovered as `made`. Returns `None`
+/// if the recovery doesn't end the intent. An unused ticket stays valid: the recovered cluster
+/// accepts the newcomer.
 fn end_of(intent: &StoredIntent, now: Micros, made: &Recovery) -> Option<Outcome> {
     let lost = format!("the cluster was lost, and goes on as {}", made.is.cluster_id);
     let verb = intent.intent.verb;
     let state = intent.state_at(now);
     if state.is_live() && intent.agent == Some(made.agent) {
-        // The survivor's own ticket: its host was a member, and is the new cluster's only voter.
+        // The intent is the survivor's own ticket. Its host was a member, and is the new cluster's
+        // only voter.
         let was = u64::from_str_radix(&made.was.member_id, 16).ok().map(MemberId::new);
         return intent.member.or(was).map(|member| Outcome::Promoted { member });
     }

@@ -1,6 +1,6 @@
-//! Whose agents speak for a cluster that runs: those of its founders, and of newcomers that its
-//! members have added. After a recovery the survivor is the one founder, and the lost cluster's
-//! other members speak for nobody. Pure.
+//! Whose agents may speak for a running cluster: those of its founders and of newcomers that its
+//! members have added. After a recovery the survivor is the only founder, and agents of the lost
+//! cluster's other members are refused. Pure.
 
 use std::collections::BTreeSet;
 
@@ -23,35 +23,35 @@ use crate::error::ApiError;
 use crate::store::StoreError;
 use crate::store::intents::{Changes, StoredIntent};
 
-/// A member, as it was committed or redeemed.
+/// A member, with its record from the commit document or from its redeem.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
-    /// Its agent's key.
+    /// Public key of the member's agent.
     pub(super) key: PublicKey,
-    /// Its id in its Raft cluster.
+    /// Id of the member in its Raft cluster.
     pub(super) id: MemberId,
-    /// What stands in its certificates: a founder's seat, a newcomer's id.
+    /// Label in the member's certificates: a founder's seat or a newcomer's id.
     pub(super) label: String,
-    /// What its host said of it.
+    /// The record that the member's host signed.
     pub(super) record: Record,
-    /// SHA-256 of its node's public key.
+    /// SHA-256 of the public key of the member's node.
     pub(super) node_key: Digest,
 }
 
-/// Everybody that discovery knows of a cluster.
+/// All members of a cluster that discovery knows, present and past.
 #[derive(Debug)]
 pub(super) struct Roster {
-    /// The members that the cluster began with: the document's, or the one that a recovery made.
+    /// The first members: the commit document's, or the single one that a recovery made.
     founders: Vec<Member>,
     newcomers: Vec<Member>,
     removed: Vec<(Option<PublicKey>, Removal)>,
-    /// Members of the clusters that were lost.
+    /// Members of clusters that were lost.
     lost: Vec<Member>,
-    /// Which Raft cluster this is.
+    /// The chain of followed recoveries, which tells the current Raft cluster.
     pub(super) lineage: Lineage,
 }
 
-/// What can't be done for a cluster that doesn't run.
+/// Errors unless the cluster runs: it is committed or formed.
 pub(super) fn must_run(cluster: &Cluster) -> Result<(), ApiError> {
     match cluster.phase {
         Phase::Committed | Phase::Formed => Ok(()),
@@ -74,7 +74,7 @@ pub(super) fn must_run(cluster: &Cluster) -> Result<(), ApiError> {
 }
 
 impl Roster {
-    /// From what is stored of a cluster.
+    /// Builds the roster from the stored data of a cluster.
     pub(super) fn of(
         cluster: &Cluster,
         chain: &StatementChain,
@@ -112,16 +112,17 @@ impl Roster {
         Ok(roster)
     }
 
-    /// The one member that a recovery made: the survivor, under its new id. None where its agent is
-    /// unknown, or the id can't be read. Its certificates keep their label, which names the user
-    /// that its agent is for the cluster.
+    /// Returns the single member that a recovery made: the survivor with its new id. Returns `None`
+    /// if its agent is unknown or the id doesn't parse. Its certificates keep their label, because
+    /// the label is the user name of its agent in the cluster.
     pub(super) fn founder_made_by(&self, recovery: &Recovery, changes: &Changes) -> Option<Member> {
         let id = MemberId::new(u64::from_str_radix(&recovery.is.member_id, 16).ok()?);
         let mut known = self.newcomers.iter().rev().chain(&self.lost).chain(&self.founders);
         if let Some(survivor) = known.find(|member| member.key == recovery.agent) {
             return Some(Member { id, ..survivor.clone() });
         }
-        // A newcomer that was added, of which discovery hadn't heard before the cluster was lost.
+        // The survivor may be a newcomer whose addition was never reported before the cluster was
+        // lost.
         let own = |intent: &&StoredIntent| intent.agent == Some(recovery.agent);
         let redeemed = changes.intents.iter().rev().find(own)?;
         newcomer(id, redeemed.intent.redeem.as_ref()?)
@@ -131,12 +132,12 @@ impl Roster {
         self.founders.iter().chain(&self.newcomers)
     }
 
-    /// Ids of the members that the cluster began with.
+    /// Returns the ids of the founders.
     pub(super) fn founders(&self) -> BTreeSet<MemberId> {
         self.founders.iter().map(|founder| founder.id).collect()
     }
 
-    /// The members of the commit document.
+    /// Returns the founders as a list of members.
     pub(super) fn founding_members(&self) -> Vec<ListedMember> {
         let urls = |urls: &[NodeUrl]| urls.iter().map(ToString::to_string).collect();
         let listed = |founder: &Member| ListedMember {
@@ -149,12 +150,13 @@ impl Roster {
         self.founders.iter().map(listed).collect()
     }
 
-    /// The member whose agent has this key.
+    /// Returns the member whose agent has this key. Errors if it was removed, was lost, or isn't
+    /// known.
     pub(super) fn member(&self, key: &PublicKey) -> Result<&Member, ApiError> {
         if let Some(removal) = self.removal(key) {
             return Err(ApiError::removed(removal.clone()));
         }
-        // A host that joins anew after it was taken out has the newest of its places.
+        // A host that was removed and joined again has several entries; its newest one counts.
         let found = self.newcomers.iter().rev().chain(&self.founders).find(|m| m.key == *key);
         found.ok_or_else(|| {
             if let Some(lost) = self.lost.iter().find(|member| member.key == *key) {
@@ -166,7 +168,7 @@ impl Roster {
         })
     }
 
-    /// The answer to an agent whose node is a member of a lost cluster.
+    /// Error for the agent of a lost cluster's member.
     fn refuse_lost(&self, member: &Member) -> ApiError {
         let detail = format!(
             "Member {} ({}) is of a cluster that was lost: an operator has made Raft cluster \
@@ -180,29 +182,28 @@ impl Roster {
         ApiError::new(Code::ClusterLost, detail, next)
     }
 
-    /// Whether this was a member of a cluster that was lost.
+    /// Whether this id belongs to a member of a lost cluster.
     pub(super) fn is_lost(&self, id: MemberId) -> bool {
         self.by_id(id).is_none() && self.lost.iter().any(|member| member.id == id)
     }
 
-    /// The member with this id.
+    /// Returns the present or removed member with this id.
     pub(super) fn by_id(&self, id: MemberId) -> Option<&Member> {
         self.all().find(|member| member.id == id)
     }
 
-    /// When and by whom the member of this agent was removed.
+    /// Returns when and by whom this agent's member was removed.
     pub(super) fn removal(&self, key: &PublicKey) -> Option<&Removal> {
         let removed = self.removed.iter().find(|(own, _)| own.as_ref() == Some(key));
         removed.map(|(_, removal)| removal)
     }
 
-    /// Whether this member was removed.
     pub(super) fn is_removed(&self, id: MemberId) -> bool {
         self.removed.iter().any(|(_, removal)| removal.member == id)
     }
 
-    /// A member that is called as this newcomer is, and that it doesn't replace: a name in a command
-    /// or an order has to mean one member.
+    /// Returns another member with the newcomer's name, unless the newcomer replaces it. A name in
+    /// a command or an order has to identify one member.
     pub(super) fn called(
         &self,
         newcomer: &VerifiedRecord,
@@ -216,7 +217,8 @@ impl Roster {
         self.all().find(same).map(|member| member.id)
     }
 
-    /// Refuses a newcomer that was here before: each life of a member has keys of its own.
+    /// Refuses a newcomer with keys that were used before: each incarnation of a member has its own
+    /// keys.
     pub(super) fn may_join(&self, newcomer: &VerifiedRecord) -> Result<(), ApiError> {
         if let Some(removal) = self.removal(&newcomer.agent_key) {
             return Err(ApiError::removed(removal.clone()));
@@ -240,7 +242,7 @@ impl Roster {
     }
 }
 
-/// The members of the document; none before there is one.
+/// Returns the commit document's members; an empty list before the commit.
 fn documented(cluster: &Cluster) -> Option<Vec<Member>> {
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
     let Some(frozen) = cluster.frozen.as_ref().filter(|_| decided) else {
@@ -261,7 +263,8 @@ fn documented(cluster: &Cluster) -> Option<Vec<Member>> {
     founders.collect()
 }
 
-/// From the envelope that its intent holds; it was verified when it came.
+/// Builds a newcomer's member from the redeem envelope in its intent, which was verified on
+/// arrival.
 fn newcomer(id: MemberId, redeem: &Jws) -> Option<Member> {
     let redeem: Redeem = redeem.claims_unverified(Typ::Redeem).ok()?;
     let record: Record = redeem.signed.record.claims_unverified(Typ::Record).ok()?;

@@ -1,4 +1,4 @@
-//! A cluster's members and askers, read and shown; and what their agents say of themselves.
+//! Reads and shows a cluster's members and the hosts that ask for a seat; stores members' troubles.
 
 use discovery_formation::service::{Cluster, Phase};
 use discovery_types::api::{AskingHost, Explanation, MembersView};
@@ -20,7 +20,7 @@ use crate::store::intents::{self, Changes};
 use crate::store::present::AskingRow;
 
 impl App {
-    /// A cluster's members now; none before the commit.
+    /// Returns a cluster's present members. The list is empty before the commit.
     pub(crate) async fn present(
         &self,
         (cluster, chain): (&Cluster, &StatementChain),
@@ -38,7 +38,7 @@ impl App {
         Ok(present::present(&roster, &changes, &troubles, times(cluster, now), source))
     }
 
-    /// Hosts that hold a boot token and have no place.
+    /// Returns the hosts that hold a boot token and have no seat.
     pub(crate) async fn asking(&self, cluster: &Cluster) -> Result<Vec<AskingHost>, ApiError> {
         if !is_decided(cluster) {
             return Ok(Vec::new());
@@ -47,7 +47,7 @@ impl App {
         Ok(rows.into_iter().filter_map(asking_host).collect())
     }
 
-    /// Keeps what a member's agent says of its node that has no leader.
+    /// Stores why a member's node has no leader, as its agent reports.
     pub(crate) async fn note_trouble(
         &self,
         cluster: Uuid,
@@ -62,7 +62,7 @@ impl App {
         Ok(())
     }
 
-    /// Keeps a host that came with a boot token after the commit, and says so once.
+    /// Stores a host that came with a boot token after the commit, and logs its first request.
     pub(crate) async fn note_asking(
         &self,
         cluster: Uuid,
@@ -79,7 +79,7 @@ impl App {
     }
 }
 
-/// Refuses a retirement while members' agents report, unless its owner says that it is meant.
+/// Refuses a retirement while members' agents report. An owner can force it.
 pub(crate) async fn refuse_if_reporting(
     transaction: &mut ClusterTransaction,
 ) -> Result<(), ApiError> {
@@ -104,7 +104,7 @@ pub(crate) async fn refuse_if_reporting(
     Err(ApiError::new(Code::MembersReport, detail, next))
 }
 
-/// What a person should do about the members and the hosts that ask.
+/// Explains what a person should do about the members and about hosts that ask for a seat.
 pub(crate) fn explain(view: &MembersView, asking: &[AskingHost], name: &str) -> Vec<Explanation> {
     let mut lines = present::explain(view, name);
     lines.extend(asking_line(view, asking, name));
@@ -130,7 +130,8 @@ fn asking_line(view: &MembersView, asking: &[AskingHost], name: &str) -> Option<
     })
 }
 
-/// The command that makes a ticket for a new host in the place of the one member that is silent.
+/// Returns the command that makes a ticket for a new host. If exactly one member is silent, the
+/// host replaces that member.
 pub(crate) fn ticket_command(view: &MembersView, name: &str) -> String {
     let mut silent = view.members.iter().filter(|member| member.is_silent);
     let replaced = match (silent.next(), silent.next()) {
@@ -149,7 +150,8 @@ fn times(cluster: &Cluster, now: Micros) -> Times {
     Times { decided, now }
 }
 
-/// A founder's redeem stands with the agents, a newcomer's with its intent.
+/// Returns where an agent redeemed its token. A newcomer's redeem is in its intent, a founder's in
+/// the `agents` table.
 fn source_of(origins: &[Origin], changes: &Changes, key: &PublicKey) -> Source {
     let intent = changes.intents.iter().rev().find(|intent| intent.agent.as_ref() == Some(key));
     if let Some(intent) = intent {

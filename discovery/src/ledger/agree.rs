@@ -1,11 +1,11 @@
-//! Does the database hold what the ledger holds?
+//! Checks whether the database holds what the ledger holds.
 //!
-//! Most of a ledger was copied out of the database's chain of decisions. Where the hash of that chain
-//! fits, all of it still stands there, and nothing has to be read. Two kinds of entries need a look:
+//! Most of a ledger was copied from the database's chain of decisions. If the chain's hash still
+//! matches, those entries needn't be read again. Two kinds of entries have to be compared:
 //!
-//! * commits that this process let out and that no copy of the chain has shown yet (*unconfirmed*);
-//! * everything that the ledger held when the database's generation began: it is compared once in
-//!   each generation, and the ledger says that it was.
+//! * Commits that left this process and that no copy of the chain has shown yet (*unconfirmed*).
+//! * Everything that the ledger held when the database's generation began. It is compared once in
+//!   each generation, and the ledger records that it was.
 
 use discovery_formation::memory::{Entry, PutBack};
 use sqlx::PgConnection;
@@ -15,18 +15,18 @@ use super::index::{Copied, packed};
 use super::put_back::{BATCH, plan};
 use super::{DatabaseWatch, Ledger};
 
-/// What the comparison has found.
+/// Result of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Agreement {
-    /// The database can't go another way than the ledger says.
+    /// The database can't decide otherwise than the ledger says.
     Agrees,
-    /// It can, with this cluster.
+    /// The database could decide otherwise about this cluster.
     Contradicted(Uuid),
-    /// There are more entries than were to be compared.
+    /// There are more entries than the limit allows to compare.
     Unknown,
 }
 
-/// Compares at most `limit` entries, and writes down that they were compared.
+/// Compares at most `limit` entries, and records in the ledger that they were compared.
 pub(super) async fn agree(
     connection: &mut PgConnection,
     ledger: &Ledger,
@@ -69,7 +69,7 @@ pub(super) async fn agree(
     Ok(Agreement::Agrees)
 }
 
-/// Whether the database still contradicts what the ledger holds of `cluster`.
+/// Whether the database still contradicts the ledger's entry for `cluster`.
 pub(super) async fn still_contradicts(
     connection: &mut PgConnection,
     ledger: &Ledger,

@@ -1,4 +1,4 @@
-//! Copying what the database holds into the ledger: what is new, by its number.
+//! Copies new decisions from the database into the ledger, in the order of their numbers.
 
 use discovery_formation::Hash;
 use discovery_formation::memory::{Entry, Mark};
@@ -8,18 +8,18 @@ use uuid::Uuid;
 use super::index::{Copied, packed};
 use super::{DatabaseWatch, Ledger};
 
-/// Decisions copied by one statement, and in one line.
+/// Maximum number of decisions in one query and in one line of the ledger.
 const BATCH: usize = 10_000;
 
-/// How far a copy has come.
+/// Result of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copying {
-    /// All that this connection sees is durably in the ledger.
+    /// Everything that this connection sees is durable in the ledger.
     Done,
-    /// There is more than was to be copied.
+    /// The limit was reached; more decisions are left.
     Limited,
-    /// This is another generation or history than the one that the ledger knows. Who looks at the
-    /// database finds that.
+    /// The database's generation or history differs from the one that the ledger knows. The next
+    /// look finds out why.
     Elsewhere,
 }
 
@@ -31,12 +31,12 @@ struct Decision {
     cause: Option<String>,
     hash: Vec<u8>,
     generation: i64,
-    /// The chain's hash where the last copy ended.
+    /// Hash of the chain at the decision where the last copy ended.
     before: Option<Vec<u8>>,
 }
 
-/// Copies at most `limit` decisions after `from` into the ledger. They are durable there when this
-/// returns, and each batch as soon as it was copied: whoever is killed goes on from there.
+/// Copies at most `limit` decisions after `from` into the ledger. Each batch is durable as soon as
+/// it is copied, so a killed process continues from there.
 pub(crate) async fn copy(
     connection: &mut PgConnection,
     ledger: &Ledger,
@@ -92,7 +92,8 @@ fn add(copied: &mut Copied, ledger: &Ledger, watch: &DatabaseWatch, row: &Decisi
                 "the database has committed another list than this ledger knows of"
             );
         }
-        // Let out by this process: said once, so that nobody has to look for it in the database.
+        // This process's own commit: record once that the database confirms it, so that no look has
+        // to search for it.
         (Some(h), Some(Entry::Commit { .. })) if ledger.is_unconfirmed(row.cluster_id) => {
             copied.commits.push(packed(row.cluster_id, &h));
         }

@@ -1,4 +1,4 @@
-//! The file behind the ledger.
+//! The ledger's file: opening, locking, appending and parsing.
 
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -9,53 +9,52 @@ use uuid::Uuid;
 use super::index::{Line, Seen};
 use super::position::{self, Position};
 
-/// Of the file in the ledger's folder.
+/// Name of the file in the ledger's folder.
 pub(crate) const NAME: &str = "ledger.jsonl";
 const VERSION: u32 = 2;
-/// How long another holder of the lock is waited for, at most.
+/// Maximum time to wait for another holder of the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
-/// How long between two tries.
+/// Pause between two attempts to take the lock.
 const LOCK_RETRY: Duration = Duration::from_millis(20);
-/// Hex digits of a line's checksum.
+/// Number of hex digits of a line's checksum.
 const SUM_LEN: usize = 16;
 
 /// Why the ledger can't be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LedgerError {
-    /// A file or folder.
+    /// A file or folder couldn't be read or written.
     #[error("{what}")]
     Io {
-        /// What didn't work.
+        /// The operation that failed.
         what: String,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
-    /// A file or folder, or whose they are.
+    /// A file or folder can't be used, or belongs to another user.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
-    /// Another process has it.
+    /// Another process has locked the ledger.
     #[error("the ledger {path} is in use: each discovery process needs a --ledger of its own")]
     InUse {
-        /// The file.
+        /// Path of the ledger's file.
         path: PathBuf,
     },
-    /// Not a torn end: somebody or something changed the file.
+    /// The file is damaged, beyond a torn last line: a person or a fault changed it.
     #[error(
         "the ledger {path} is damaged at byte {offset}. It is evidence of what clusters were let \
          out: restore it from a backup. If it is lost for good, start with an empty --ledger and \
          read what `muster-discovery process list` and `db accept` say"
     )]
     Damaged {
-        /// The file.
+        /// Path of the ledger's file.
         path: PathBuf,
-        /// Start of the damaged line.
+        /// Offset in bytes of the damaged line.
         offset: u64,
     },
-    /// A cluster has another commit here already: two clusters of one identity, almost.
+    /// The ledger holds another commit of the same cluster: two clusters nearly had one identity.
     #[error("the ledger holds another commit of cluster {cluster_id}")]
     Contradiction {
-        /// The cluster.
+        /// Id of the cluster with two commits.
         cluster_id: Uuid,
     },
     /// An earlier write failed, and the process is about to stop.
@@ -68,14 +67,14 @@ pub(super) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Ledg
     move |source| LedgerError::Io { what, source }
 }
 
-/// Open, locked, positioned at its end.
+/// The ledger's file: open, locked, and positioned at its end.
 pub(super) struct LedgerFile {
     file: std::fs::File,
     dir: PathBuf,
 }
 
-/// Takes the file's lock. A predecessor that is just ending, or a child of this process between
-/// fork and exec, holds it for a moment: that is waited for.
+/// Takes the file's lock. A previous process that is just ending may hold it for a moment, and so
+/// may a child of this process between fork and exec. Such a holder is waited for.
 fn lock(file: &std::fs::File, path: &Path, shown: &str) -> Result<(), LedgerError> {
     let started = Instant::now();
     loop {
@@ -92,7 +91,7 @@ fn lock(file: &std::fs::File, path: &Path, shown: &str) -> Result<(), LedgerErro
     }
 }
 
-/// Opens or makes the ledger: the file, our process id, and all lines after the header.
+/// Opens or makes the ledger. Returns the file, the process id, and all lines after the header.
 pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<Line>), LedgerError> {
     muster_files::own_folder(dir)?;
     let path = dir.join(NAME);
@@ -138,7 +137,7 @@ impl LedgerFile {
         LedgerFile { file, dir: dir.to_owned() }
     }
 
-    /// Writes and syncs; the lines are durable when this returns.
+    /// Writes the lines and syncs. The lines are durable when this returns.
     pub(super) fn append(&mut self, lines: &[&Line]) -> Result<(), LedgerError> {
         let mut bytes = Vec::new();
         for line in lines {
@@ -148,23 +147,23 @@ impl LedgerFile {
         self.file.sync_data().map_err(io("can't sync the ledger"))
     }
 
-    /// Says that everything before it is durable. Call after [`LedgerFile::append`].
+    /// Appends a seal: everything before it is durable. Call this after [`LedgerFile::append`].
     pub(super) fn seal(&mut self) -> Result<(), LedgerError> {
         self.append(&[&Line::Seal])
     }
 
-    /// The database's position as it was written down.
+    /// Reads the database's position from the file beside the ledger.
     pub(super) fn read_position(&self) -> Result<Option<Position>, LedgerError> {
         position::read(&self.dir, &self.file)
     }
 
-    /// Writes the database's position down, beside the ledger.
+    /// Writes the database's position to the file beside the ledger.
     pub(super) fn write_position(&self, seen: &Seen, is_copy: bool) -> Result<(), LedgerError> {
         position::write(&self.dir, seen, &self.file, is_copy)
     }
 }
 
-/// A line as the file has it.
+/// Encodes a line with its checksum and line break.
 pub(super) fn encode(line: &Line) -> Result<Vec<u8>, LedgerError> {
     let json = serde_json::to_string(line).map_err(|error| io("can't encode")(error.into()))?;
     Ok(format!("{} {json}\n", checksum(json.as_bytes())).into_bytes())
@@ -175,8 +174,9 @@ fn checksum(bytes: &[u8]) -> String {
     data_encoding::HEXLOWER.encode(&digest.as_ref()[..SUM_LEN / 2])
 }
 
-/// All lines, and where the last whole one ends; or the offset of a damaged one. What is broken and
-/// not sealed is the torn end of an append that nobody relied on.
+/// Parses all lines. Returns them with the offset at which the last valid one ends, or the offset
+/// of a damaged line. A broken line without a seal after it is torn: nobody has relied on that
+/// append.
 fn parse(bytes: &[u8]) -> Result<(Vec<Line>, u64), u64> {
     let mut lines = Vec::new();
     let mut offset = 0;
@@ -187,7 +187,7 @@ fn parse(bytes: &[u8]) -> Result<(Vec<Line>, u64), u64> {
         let last = offset + length == bytes.len();
         match end.and_then(|end| parse_line(&rest[..end])) {
             Some(line) => lines.push(line),
-            // Before there were seals, the very end told.
+            // Files from before there were seals: an incomplete last line counts as torn.
             None if last && end.is_none() => return Ok((lines, offset as u64)),
             None if lines.contains(&Line::Seal) && !is_sealed(&rest[length..]) => {
                 return Ok((lines, offset as u64));

@@ -1,4 +1,5 @@
-//! Which history of which database this is, and which processes it waits for.
+//! The database's generation: which history of the database this is, and which processes it waits
+//! for.
 
 use discovery_formation::memory::Fill;
 use sqlx::PgConnection;
@@ -10,27 +11,28 @@ use super::watch::publish;
 use super::{Commit, Copying, LOOK_LIMIT, LedgerError, look, server_of};
 use crate::store::{Micros, Store, StoreError};
 
-/// Whoever changes the generation holds this advisory lock alone; a commit holds it with others
-/// (`check_commit` in the migrations).
+/// Advisory lock on the generation. A change of generation takes it exclusively, a commit takes it
+/// shared (`check_commit` in the migrations).
 const LOCK: i64 = 0x6d75_7374_6572_0001;
 
-/// The generation, and who is still missing.
+/// The database's generation, with the processes that are missing from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Generation {
-    /// Grows with each change.
+    /// Number of the generation; each change increments it.
     pub number: i64,
     /// Whether lists may be frozen and committed.
     pub settled: bool,
-    /// What was found, in words.
+    /// Why the generation began, in words.
     pub reason: String,
-    /// When it was found.
+    /// When the generation began.
     pub changed_us: Micros,
-    /// Known processes that haven't put their ledgers back into it.
+    /// Known processes that haven't put their ledgers back into this generation.
     pub missing: Vec<Uuid>,
 }
 
 impl Generation {
-    /// What is wrong and what to do, for `explain`, `/readyz` and the log; `None` if all is well.
+    /// Explains what is wrong and what to do, for `explain`, `/readyz` and the log. Returns `None`
+    /// if the generation is settled.
     pub(crate) fn explain(&self) -> Option<String> {
         if self.settled {
             return None;
@@ -52,21 +54,23 @@ impl Generation {
 /// A process that uses, or used, this database.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Process {
-    /// The id in its ledger.
+    /// Id of the process, from its ledger.
     pub id: Uuid,
-    /// The last generation that it put its ledger back into.
+    /// The last generation into which the process put its ledger back.
     pub generation: i64,
-    /// Commits in its ledger when it was last seen. After a restore it may hold more.
+    /// Number of commits in its ledger when it was last seen. After a restore the ledger may hold
+    /// more.
     pub entries: i64,
-    /// When it was first seen.
+    /// When the process was first seen.
     pub first_seen_us: Micros,
-    /// When it last connected or swept.
+    /// When the process last connected or swept.
     pub last_seen_us: Micros,
-    /// When an owner said that it won't come back.
+    /// When an owner said that the process won't come back.
     pub forgotten_us: Option<Micros>,
 }
 
-/// Under the lock: writes the first generation, the next one, or only this process's row.
+/// Inserts the first generation, the next one, or only this process's row. The caller holds the
+/// lock.
 pub(super) async fn begin(
     connection: &mut PgConnection,
     looked: &Looked<'_>,
@@ -85,7 +89,7 @@ pub(super) async fn begin(
         note(connection, server, number, verdict.is_ok(), &reason).await?;
     }
     if verdict.is_err() {
-        // A restored table may lack those who came later; the ledger remembers them.
+        // A restored table may lack processes that joined later. The ledger remembers them.
         sqlx::query(
             "INSERT INTO processes (id, generation, entries, first_seen_us, last_seen_us)
              SELECT id, 0, 0, now_us(), now_us() FROM unnest($1::uuid[]) AS id
@@ -95,7 +99,7 @@ pub(super) async fn begin(
         .execute(&mut *connection)
         .await?;
     }
-    // One that joins with nothing to put back is waited for by nobody.
+    // A process that joins with an empty ledger has nothing to put back, so don't wait for it.
     let joins = verdict.is_ok() && ledger.entries(None, 1).is_empty();
     let put_back = if joins { number } else { 0 };
     sqlx::query(
@@ -159,7 +163,7 @@ async fn note_event(
     Ok(())
 }
 
-/// The generation with those who are missing.
+/// Reads the generation and the processes that are missing.
 pub(super) async fn read(connection: &mut PgConnection) -> Result<Generation, sqlx::Error> {
     let (number, settled, reason, changed_us, missing): (i64, bool, String, i64, Vec<Uuid>) =
         sqlx::query_as(
@@ -182,11 +186,11 @@ pub(super) async fn known_processes(
 }
 
 impl Store {
-    /// Looks at the database as a new connection does: pooled ones outlive a restore that only
-    /// replaces the tables, and a primary that was replaced.
+    /// Looks at the database as a new connection does. A pooled connection outlives a restore that
+    /// only replaces the tables, and the replacement of the primary.
     pub(crate) async fn look_again(&self, occasion: Occasion) -> Result<(), StoreError> {
         let store = self.clone();
-        // It goes on when whoever waits for it leaves: it may be in a transaction.
+        // Run in a task of its own: a caller that gives up must not cancel a running transaction.
         let looks = tokio::spawn(async move {
             let mut connection = store.acquire().await?;
             look(&mut connection, store.ledger(), store.watch(), occasion).await?;
@@ -195,8 +199,8 @@ impl Store {
         looks.await.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?
     }
 
-    /// Makes the ledger complete, however much it lacks. Each batch is durable as it comes: a fill
-    /// that is cut short is gone on with from there. Errors also if there is more to do by now.
+    /// Completes the ledger, however much it lacks. Each batch is durable when it is copied, so an
+    /// interrupted fill continues from there. Errors if the database has changed in the meantime.
     pub(crate) async fn fill_ledger(&self) -> Result<(), StoreError> {
         let _alone = self.watch().filling.lock().await;
         let mut connection = self.acquire().await?;
@@ -208,9 +212,9 @@ impl Store {
         }
     }
 
-    /// Copies what the ledger lacks, once somebody has said that there is something.
+    /// Copies new decisions after a notification that there are some.
     pub(crate) async fn copy_news(&self) -> Result<(), StoreError> {
-        // Whoever fills the ledger copies that as well.
+        // A running fill copies the new decisions as well.
         let Ok(_alone) = self.watch().filling.try_lock() else { return Ok(()) };
         let Some(known) = self.ledger().known() else { return Ok(()) };
         let mut connection = self.acquire().await?;
@@ -222,15 +226,15 @@ impl Store {
         Ok(())
     }
 
-    /// Reads the generation anew and publishes it; the sweep's and `/readyz`'s question.
+    /// Reads the generation and publishes it. The sweep and `/readyz` call this.
     pub(crate) async fn look_at_generation(&self) -> Result<Generation, StoreError> {
         let generation = read(&mut *self.acquire().await?).await?;
         publish(self.watch(), self.ledger().process(), generation.clone());
         Ok(generation)
     }
 
-    /// This process has put its ledger back into `generation`; settles it if it was the last.
-    /// Returns whether it is settled now.
+    /// Records that this process has put its ledger back into `generation`. If no other process is
+    /// missing, the generation becomes settled. Returns whether it is settled now.
     pub(super) async fn ledger_is_back(&self, generation: i64) -> Result<bool, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         lock_alone(&mut transaction).await?;
@@ -245,9 +249,9 @@ impl Store {
         Ok(settled)
     }
 
-    /// Writes a commit to the ledger, then to its row that the ledger holds one more: by that
-    /// number an owner decides whether a process may be forgotten, and a ledger that holds less was
-    /// put back. Returns when the commit is durable.
+    /// Writes a commit to the ledger, then the number of its commits to the process's row. An owner
+    /// decides by that number whether a process may be forgotten. A ledger that holds fewer was set
+    /// back. The commit is durable when this returns.
     pub(crate) async fn let_out(&self, commit: Commit) -> Result<(), LedgerError> {
         self.ledger().ensure(commit).await?;
         if let Err(error) = self.count_entries().await {
@@ -265,7 +269,7 @@ impl Store {
         Ok(())
     }
 
-    /// All processes, the oldest first; this one's row as of now.
+    /// Returns all processes, oldest first. This process's own row is up to date.
     pub(crate) async fn processes(&self) -> Result<Vec<Process>, StoreError> {
         let rows = sqlx::query_as(
             "SELECT id, generation, greatest(entries, CASE WHEN id = $1 THEN $2 END) AS entries,
@@ -280,7 +284,7 @@ impl Store {
         Ok(rows)
     }
 
-    /// An owner says that a process won't come back. `false`: there is none of that id.
+    /// Marks a process as forgotten, on behalf of an owner. Returns `false` if the id is unknown.
     pub(crate) async fn forget_process(&self, id: Uuid, by: &str) -> Result<bool, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         lock_alone(&mut transaction).await?;
@@ -303,9 +307,9 @@ impl Store {
         Ok(forgotten == 1)
     }
 
-    /// An owner takes the database as it is: every token is revoked; the clusters that aren't
-    /// committed must have been abandoned before.
-    /// Returns how many tokens that were; `None`: it isn't generation `number` any more.
+    /// Accepts the database as it is, on behalf of an owner: revokes every token and settles the
+    /// generation. The caller must have abandoned every uncommitted cluster. Returns the number of
+    /// revoked tokens, or `None` if the generation isn't `number` any more.
     pub(crate) async fn accept_generation(
         &self,
         number: i64,
@@ -334,7 +338,7 @@ impl Store {
         Ok(Some(revoked))
     }
 
-    /// Which server this is: system identifier and timeline.
+    /// Returns the server's system identifier and timeline.
     pub(crate) async fn server(&self) -> Result<(u64, u32), StoreError> {
         let server = server_of(&mut *self.acquire().await?).await?;
         let site = server.site()?;

@@ -1,4 +1,4 @@
-//! What the ledger's lines say, and what is remembered of them.
+//! The ledger's lines, and the index that is built from them in memory.
 
 use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::ops::Bound;
@@ -14,68 +14,69 @@ use uuid::Uuid;
 use super::UNCOPIED;
 use super::position::Home;
 
-/// A commit that this process let out: enough to put the cluster back into an empty database.
+/// A commit whose document left this process. It is enough to restore the cluster into an empty
+/// database.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Commit {
-    /// The cluster.
+    /// Id of the cluster.
     pub cluster_id: Uuid,
     /// Lower-case hex of the proposal's hash h.
     pub h: String,
-    /// The commit document as it was sent.
+    /// The signed commit document, as sent.
     pub document: String,
     /// The statement chain (compact JWS), first to last.
     pub statements: Vec<String>,
-    /// The CA for peers.
+    /// CA for peer connections.
     pub peer_ca: Authority,
-    /// The CA for clients.
+    /// CA for the client port.
     pub client_ca: Authority,
 }
 
 impl Commit {
-    /// h.
+    /// The proposal's hash; `None` if `h` isn't valid hex.
     pub(crate) fn hash(&self) -> Option<Hash> {
         hash(&self.h)
     }
 }
 
-/// A CA: certificate in DER, key as the KEK wraps it, both in base64.
+/// A CA: certificate in DER and wrapped key, both in base64.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Authority {
-    /// DER, base64.
+    /// Certificate in DER, base64.
     pub certificate: String,
-    /// Wrapped PKCS#8, base64; `None` for an operator's own CA.
+    /// Wrapped PKCS#8 key, base64. `None` for an operator's own CA.
     pub wrapped_key: Option<String>,
 }
 
-/// Which database this process last worked with, and how far it had come.
+/// The database that this process last worked with, and the position that it had reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seen {
-    /// `pg_control_system().system_identifier`.
+    /// Postgres' `pg_control_system().system_identifier`.
     pub system_identifier: u64,
-    /// Of the write-ahead log.
+    /// Timeline of the write-ahead log.
     pub timeline: u32,
-    /// The database's object id.
+    /// Object id of the database.
     pub database: u32,
-    /// Its core tables' object ids.
+    /// Object ids of the core tables.
     pub tables: [u32; TABLES],
-    /// Our own number for "this history of this database".
+    /// Generation number: tells which history of this database it is.
     pub generation: u64,
-    /// Position of the write-ahead log, in bytes: never goes back within a timeline.
+    /// Position of the write-ahead log, in bytes. It never goes back within a timeline.
     pub wal: u64,
-    /// Sweeps of this process.
+    /// Number of sweeps of this process.
     pub beat: u64,
-    /// Processes known to share the database, so that a restored one doesn't forget them.
+    /// Processes known to share the database. A restored database may have forgotten some of them.
     pub processes: Vec<Uuid>,
 }
 
 impl Seen {
-    /// Where it was.
+    /// The site at which the database was seen.
     pub(crate) fn site(&self) -> Site {
         let (database, tables) = (self.database, self.tables);
         Site { system: self.system_identifier, timeline: self.timeline, database, tables }
     }
 
-    /// This position, or what is known of the same history if that is further on.
+    /// Returns this position, or the later of both if `known` is of the same history.
     pub(super) fn no_less_than(&self, known: Option<&Seen>) -> Seen {
         let mut seen = self.clone();
         if let Some(known) = known.filter(|known| known.history() == self.history()) {
@@ -85,7 +86,7 @@ impl Seen {
         seen
     }
 
-    /// Whether only the position may differ.
+    /// Whether both describe the same history and processes, so that at most the position differs.
     pub(crate) fn is_of_the_same(&self, other: &Seen) -> bool {
         self.history() == other.history() && self.processes == other.processes
     }
@@ -95,28 +96,29 @@ impl Seen {
     }
 }
 
-/// Decisions of the database that are in the ledger from here on, by whomever they were made.
+/// Decisions copied from the database, whichever process made them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Copied {
-    /// The database's generation.
+    /// Generation of the database.
     pub(super) generation: u64,
-    /// Number of the last one.
+    /// Number of the last copied decision.
     pub(super) to: u64,
-    /// Hex of the chain's hash there.
+    /// Hash of the chain at that decision, in hex.
     pub(super) hash: String,
-    /// Commits that were new, or that were let out by this process and are confirmed, as [`packed`].
+    /// New commits, and confirmed commits of this process, each as [`packed`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) commits: Vec<String>,
-    /// Ends that were new, and their causes.
+    /// Clusters that have ended since, with causes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) ends: Vec<(Uuid, String)>,
-    /// All that the ledger held when the generation began was compared with the database.
+    /// Whether everything that the ledger held when the generation began was compared with the
+    /// database.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) compared: bool,
 }
 
 impl Copied {
-    /// Nothing new yet.
+    /// A copy up to `mark` without new entries.
     pub(super) fn up_to(generation: u64, mark: Mark) -> Self {
         Copied {
             generation,
@@ -129,7 +131,7 @@ impl Copied {
     }
 }
 
-/// One line of the file.
+/// One line of the ledger, or of the position file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Line {
@@ -140,16 +142,17 @@ pub(super) enum Line {
     Commit(Box<Commit>),
     Copied(Copied),
     Seen(Seen),
-    /// The same in the file beside the ledger, with where that was written.
+    /// Content of the position file: the position, and the identity of the files when it was
+    /// written.
     Here {
         seen: Seen,
         home: Option<Home>,
     },
-    /// An element of the admin chain; they follow one another from the first on.
+    /// One element of the admin chain. The lines hold the chain from its first element, in order.
     Admin {
         jws: String,
     },
-    /// Everything before it was synced before it was written.
+    /// Seal: everything before it was durable before it was written.
     Seal,
 }
 
@@ -170,16 +173,17 @@ impl Held {
     }
 }
 
-/// What the file holds, for those who only read.
+/// Index of the ledger in memory.
 #[derive(Debug)]
 pub(super) struct Index {
     held: BTreeMap<Uuid, Held>,
     commits: usize,
     seen: Option<Seen>,
     copied: Mark,
-    /// What was held when the database's generation began was compared with the database.
+    /// Whether everything that the ledger held when the generation began was compared with the
+    /// database.
     compared: bool,
-    /// Commits let out in this generation that no copy of the database's decisions has shown yet.
+    /// Clusters whose commit left this process in this generation, and that no copy has shown yet.
     unconfirmed: BTreeSet<Uuid>,
     pub(super) admins: Vec<String>,
 }
@@ -254,7 +258,7 @@ impl Index {
         match line {
             Line::Header { .. } | Line::Seal | Line::Here { .. } => {}
             Line::Admin { jws } => {
-                // Two callers may have sent the same one.
+                // Two callers may have appended the same element.
                 if self.admins.last() != Some(&jws) {
                     self.admins.push(jws);
                 }
@@ -296,7 +300,8 @@ impl Index {
                 self.hold(cluster, Held::End(cause));
             }
         }
-        // Filling an older ledger begins from the first one again.
+        // The fill of an older ledger starts at the first decision again, so the mark must not go
+        // back.
         if let Some(hash) = hash(&copied.hash)
             && same
             && copied.to > self.copied.number
@@ -305,7 +310,8 @@ impl Index {
         }
     }
 
-    /// The first commit of a cluster stays; it gets its document later, and stands above an end.
+    /// Adds an entry. A cluster's first commit stays, and may get its document later. A commit
+    /// replaces an end.
     fn hold(&mut self, cluster: Uuid, new: Held) {
         match self.held.entry(cluster) {
             btree_map::Entry::Vacant(place) => {
@@ -325,9 +331,9 @@ impl Index {
         }
     }
 
-    /// A position that was written beside the ledger counts for the database that it is of.
+    /// Takes a position from the position file, if it is of the same history as the ledger's.
     pub(super) fn take_position(&mut self, position: Seen) {
-        // What goes with it stands in the ledger, and may be newer there.
+        // Everything except the position stands in the ledger, where it may be newer.
         let Some(seen) = &mut self.seen else { return };
         *seen = seen.no_less_than(Some(&position));
     }
@@ -337,7 +343,7 @@ fn hash(hex: &str) -> Option<Hash> {
     HEXLOWER.decode(hex.as_bytes()).ok()?.try_into().ok().map(Hash)
 }
 
-/// A commit of another process, in 64 characters.
+/// Encodes a cluster's id and its commit's hash in 64 characters of base64.
 pub(super) fn packed(cluster: Uuid, h: &Hash) -> String {
     BASE64.encode(&[&cluster.as_bytes()[..], &h.0].concat())
 }

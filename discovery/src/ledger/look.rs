@@ -1,4 +1,4 @@
-//! Looking at a connection's database: is it the one that was last seen?
+//! Looks at a connection's database and checks whether it is the one that was last seen.
 
 use std::sync::atomic::Ordering;
 
@@ -16,22 +16,22 @@ use super::server::{Server, server_of, site};
 use super::watch::publish;
 use super::{DatabaseWatch, Ledger, Seen, UNCOPIED};
 
-/// Why a database is looked at, which says how much of it may be read.
+/// Why a look takes place, which limits how much it may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occasion {
-    /// A new connection, a hint, a doubt: somebody waits for the end of it.
+    /// A new connection, a notification or a doubt: a caller waits for the look.
     Doubt,
-    /// The sweep.
+    /// A periodic look by the sweep.
     Sweep,
-    /// The ledger lacks more than a look on another occasion reads: everything is read.
+    /// The ledger lacks more than other looks may read, so this one reads everything.
     Fill,
 }
 
-/// Decisions that a look copies, and ledger entries that it compares, while somebody waits for it.
-/// The rest is left to a look on [`Occasion::Fill`].
+/// Maximum number of decisions that a look copies, and of entries that it compares, while a caller
+/// waits. A look on [`Occasion::Fill`] does the rest.
 pub(crate) const LOOK_LIMIT: usize = 2_000;
 
-/// How often a look begins anew because it has found a change itself.
+/// Maximum number of attempts of a look. One that begins a generation itself has to start over.
 const LOOKS: usize = 3;
 
 impl Occasion {
@@ -43,10 +43,11 @@ impl Occasion {
     }
 }
 
-/// Looks at a connection's database, before its first use and from time to time; copies what the
-/// ledger lacks of it, then compares what the ledger holds. What differs begins a new generation.
+/// Looks at a connection's database, before the connection's first use and at each sweep. It copies
+/// the decisions that the ledger lacks, then compares the ledger's entries. A difference begins a
+/// new generation.
 ///
-/// A look that would have to read too much for its occasion leaves the ledger incomplete
+/// A look that would have to read more than its occasion allows leaves the ledger incomplete
 /// ([`DatabaseWatch::is_complete`]) and wakes the task that fills it.
 pub(crate) async fn look(
     connection: &mut PgConnection,
@@ -59,7 +60,7 @@ pub(crate) async fn look(
         if look_once(connection, ledger, watch, occasion).await? {
             return Ok(());
         }
-        // A sweep is counted once.
+        // Count a sweep once, even if it needs several attempts.
         if occasion == Occasion::Sweep {
             occasion = Occasion::Doubt;
         }
@@ -67,14 +68,15 @@ pub(crate) async fn look(
     Err(sqlx::Error::Configuration("the database changes while it is looked at".into()))
 }
 
-/// `false`: the look has begun a new generation, and has to begin anew in it.
+/// Returns `false` if the look has begun a new generation and has to start over in it.
 async fn look_once(
     connection: &mut PgConnection,
     ledger: &Ledger,
     watch: &DatabaseWatch,
     occasion: Occasion,
 ) -> Result<bool, sqlx::Error> {
-    // Before the server is asked: what another connection notes meanwhile is ahead of the answer.
+    // Read this before asking the server. Otherwise another connection could note a newer position
+    // that the server's answer seems to lack.
     let before = ledger.memory();
     let server = server_of(connection).await?;
     if server.in_recovery {
@@ -84,7 +86,7 @@ async fn look_once(
     let mut transaction = connection.begin().await?;
     let (mut verdict, mut row) = looked.judge(&mut transaction).await?;
     if verdict.is_err() || row.generation.is_none() || row.beat.is_none() || row.forgotten {
-        // Again, alone: another process may be at it as well.
+        // Look again under the exclusive lock: another process may be changing the generation too.
         generation::lock_alone(&mut transaction).await?;
         (verdict, row) = looked.judge(&mut transaction).await?;
         begin(&mut transaction, &looked, &row, &verdict).await?;
@@ -97,7 +99,8 @@ async fn look_once(
     let processes = generation::known_processes(&mut transaction).await?;
     transaction.commit().await?;
     let fill = match verdict {
-        // Its sweeps are no sign of an older ledger.
+        // Another process sweeps with this id, so a higher count doesn't mean that this ledger is
+        // old.
         Ok(_) if elsewhere => Fill::New,
         Ok(fill) => fill,
         Err(_) => Fill::Other,
@@ -106,7 +109,8 @@ async fn look_once(
     if fill == Fill::All {
         tell_of_older(ledger, watch);
         watch.set_incomplete();
-        // By its count of sweeps an older ledger is known as one: kept until it is filled.
+        // Keep the old count of sweeps until the ledger is filled: a restart then finds again that
+        // it is old.
         seen.beat = before.known.map_or(0, |known| known.beat);
     }
     if ledger.seen().is_none_or(|old| !old.is_of_the_same(&seen)) {
@@ -130,11 +134,12 @@ async fn look_once(
             ledger.settle_here();
         }
     }
-    // The beginning of a life counts as a sweep.
+    // The start of a process counts as a sweep.
     let counts = occasion == Occasion::Sweep || !watch.began.load(Ordering::Relaxed);
     seen.beat = renew(connection, ledger, watch.life, counts).await?.unsigned_abs();
     if counts || fill != Fill::New {
-        // The row first: less there than here is the past, one more is a kill between the two.
+        // Write the row before the ledger. A row with less than the ledger means the past; a row
+        // with one sweep more means a kill between the two writes.
         ledger.note(seen).await.map_err(failed)?;
     }
     watch.began.store(true, Ordering::Relaxed);
@@ -147,7 +152,7 @@ fn failed(error: super::LedgerError) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(error))
 }
 
-/// What a look has found of the database, before it copies anything.
+/// What a look has found in the database before it copies anything.
 struct FoundDatabase<'a> {
     looked: &'a Looked<'a>,
     generation: Generation,
@@ -156,13 +161,13 @@ struct FoundDatabase<'a> {
     newest: u64,
 }
 
-/// What became of the attempt to make the ledger complete.
+/// Result of an attempt to complete the ledger.
 enum Completion {
-    /// It holds all that the database does, and the database all that it does.
+    /// The ledger holds everything that the database holds, and the reverse.
     Complete,
     /// There is more to read than the occasion allows.
     Incomplete,
-    /// The ledger contradicts the database: a new generation has begun.
+    /// The ledger contradicts the database. A new generation has begun.
     Contradicted,
 }
 
@@ -195,8 +200,9 @@ impl FoundDatabase<'_> {
         }
     }
 
-    /// Begins a generation because the database could take `cluster` another way than the ledger
-    /// says; unless another process has begun one, or put the cluster back, meanwhile.
+    /// Begins a generation, because the database could decide otherwise about `cluster` than the
+    /// ledger says. Does nothing if another process has meanwhile begun one or put the cluster
+    /// back.
     async fn begin_anew(
         &self,
         connection: &mut PgConnection,
@@ -217,7 +223,7 @@ impl FoundDatabase<'_> {
     }
 }
 
-/// Once in a life.
+/// Raises the alarm for an old ledger, once in the life of the process.
 fn tell_of_older(ledger: &Ledger, watch: &DatabaseWatch) {
     if watch.set_back.swap(true, Ordering::Relaxed) {
         return;
@@ -230,7 +236,7 @@ fn tell_of_older(ledger: &Ledger, watch: &DatabaseWatch) {
     );
 }
 
-/// Once in a life.
+/// Raises the alarm for a copied ledger, once in the life of the process.
 fn tell_of_copy(ledger: &Ledger, watch: &DatabaseWatch) {
     if watch.copied.swap(true, Ordering::Relaxed) {
         return;
@@ -244,7 +250,7 @@ fn tell_of_copy(ledger: &Ledger, watch: &DatabaseWatch) {
     );
 }
 
-/// This process lives, and its ledger holds so much. Returns how often it has swept.
+/// Updates this process's row: last seen, number of commits, sweeps. Returns the number of sweeps.
 async fn renew(
     connection: &mut PgConnection,
     ledger: &Ledger,
@@ -264,7 +270,7 @@ async fn renew(
     .await
 }
 
-/// What one look knows before it reads any table.
+/// What a look knows before it reads any table.
 pub(super) struct Looked<'a> {
     pub(super) server: &'a Server,
     pub(super) ledger: &'a Ledger,
@@ -272,19 +278,20 @@ pub(super) struct Looked<'a> {
     pub(super) before: discovery_formation::memory::Memory,
 }
 
-/// What this process ends with.
+/// Error with which this process stops if another one uses a copy of its ledger.
 pub(crate) const ELSEWHERE: &str = "two processes use copies of one ledger: another one goes by this one's id \
      in the database. Look for a cloned machine, or a ledger that was copied to a second host; leave one \
      of the two running, and give the other an empty --ledger of its own";
 
-/// Nothing is written into it: what pg_restore makes next would not fit.
+/// Error for a database that is only partly restored. Nothing is written to it, because the rest of
+/// the restore would then fail.
 pub(crate) const HALF_LOADED: &str = "this database isn't whole: keys, indexes or triggers are missing. \
      Wait for the restore that is under way; one that broke off is begun anew, with an empty database";
 
-/// What stands in the tables.
+/// The database's row about itself and this process, read in one query.
 #[derive(Debug, sqlx::FromRow)]
 pub(super) struct Row {
-    /// The generation, and what was noted with it.
+    /// Number of the generation. The fields after it were noted when it began.
     pub(super) generation: Option<i64>,
     settled: Option<bool>,
     system_identifier: Option<String>,
@@ -293,9 +300,9 @@ pub(super) struct Row {
     table_oids: Option<Vec<i64>>,
     newest: i64,
     at_copied: Option<Vec<u8>>,
-    /// Whether everything is there that a restore makes last.
+    /// Whether everything exists that a restore makes last: keys, indexes and triggers.
     is_whole: bool,
-    /// This process's own row.
+    /// Fields of this process's own row.
     entries: Option<i64>,
     pub(super) beat: Option<i64>,
     life: Option<Uuid>,
@@ -309,10 +316,10 @@ impl Row {
     }
 }
 
-/// Why a database isn't taken for the one that was known.
+/// Why a database isn't the one that was known.
 pub(super) enum Found {
     Differs(Difference),
-    /// This cluster could go another way here than the ledger says.
+    /// The database could decide otherwise about this cluster than the ledger says.
     Contradicts(uuid::Uuid),
 }
 
@@ -352,7 +359,7 @@ impl Looked<'_> {
         Ok((verdict, row))
     }
 
-    /// What is noted of the database.
+    /// Returns the database's identity and position, to be noted in the ledger.
     fn seen(
         &self,
         generation: &Generation,
@@ -388,7 +395,7 @@ impl Looked<'_> {
                 row.database_oid.unwrap_or_default(),
                 row.table_oids.as_deref().unwrap_or_default(),
             );
-            // Noted before there were such notes: of nowhere.
+            // The generation was noted before sites were: use a site that matches none.
             let site =
                 noted.unwrap_or(Site { system: 0, timeline: 0, database: 0, tables: [0; 4] });
             Noted { site, generation: number.unsigned_abs() }

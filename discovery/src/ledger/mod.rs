@@ -1,54 +1,58 @@
-//! What this process has let out and seen decided, kept outside Postgres; and what it does about a
-//! database that was set back.
+//! The ledger: what this process has sent out and seen decided, kept outside Postgres. It protects
+//! against a database that was set back.
 //!
-//! A database can go back in time: a dump is loaded, a copy of its files put in place, an old primary
-//! still answers. It would then gladly let a second cluster form under an identity that hosts run
-//! already. Nothing in it can tell, so each process keeps a ledger on a disk of its own. The
-//! decisions are pure and stand in [`discovery_formation::memory`]; here is what they need.
+//! A database can go back in time: a dump is loaded, a copy of its files is put in place, or an old
+//! primary still answers. It would then let a second cluster form under an identity that hosts
+//! already run. Nothing in the database shows this, so each process keeps a ledger on a disk of its
+//! own. The decisions are pure and are in [`discovery_formation::memory`]; this module provides
+//! what they need.
 //!
-//! 1. **Before a commit document first leaves this process it is fsynced here** ([`Ledger::ensure`]),
-//!    whole: document, statements, wrapped CA keys, enough to put the cluster back into an empty
-//!    database. Likewise the admin chain, before it is acted on ([`Ledger::ensure_admins`]).
-//! 2. **Ledgers are complete** (`copy`). Commits and ends are numbered in the database, in the order
-//!    in which they become visible (`decisions`, in the migrations). What other processes decided is
-//!    copied from there: a cluster's id and the list's hash, no more. It costs what is new.
-//!    A connection, and a sweep, copies a bounded number. A ledger that lacks more is filled by a task
-//!    of its own (`background`), a durable batch at a time; until it is complete, nothing is frozen,
+//! 1. **A commit document is fsynced in the ledger before it first leaves this process**
+//!    ([`Ledger::ensure`]). The entry holds the document, the statements and the wrapped CA keys:
+//!    enough to restore the cluster into an empty database. The admin chain is likewise written
+//!    before the process acts on it ([`Ledger::ensure_admins`]).
+//! 2. **Ledgers are complete** (`copy`). The database numbers commits and ends in the order in
+//!    which they become visible (`decisions`, in the migrations). Other processes' decisions are
+//!    copied from there: only a cluster's id and the list's hash. The cost depends on what is new.
+//!    A connection or a sweep copies a limited number. A task of its own (`background`) fills a
+//!    ledger that lacks more, in durable batches. Until the ledger is complete, nothing is frozen,
 //!    decided or ended here ([`DatabaseWatch::is_complete`]).
-//! 3. **Every connection is looked at before its first use, and again at each sweep** (`look`): is
-//!    this the database that was last seen? Each sweep is counted, in this process's row and then
-//!    beside the ledger. Every transaction reads the generation and the number too, and nothing is
-//!    frozen, decided or ended by one that sees less than the ledger, or more.
-//! 4. **A difference begins a generation**, unsettled (`generation`): tokens from before are void,
-//!    lists wait. Each known process puts its ledger back (`put_back`); when the last one has, or an
-//!    owner has forgotten those that are missing or accepted the database as it is, it is settled.
-//!    A commit of which only the hash is known can't be put back: its cluster is closed, and comes
-//!    back when a host, or the process that let it out, shows the document.
-//! 5. **A ledger may go back in time as well.** The database says how many commits were in it and
-//!    how often its process has swept; one that holds less is filled from the database, aloud.
-//!    If the database went back as well, all of it may agree; so the file beside the ledger says
-//!    where it was written (`position`). A copy puts back what it holds and doesn't count as *back*:
-//!    a database that differs then waits for an owner.
-//!
-//! 6. **Two processes on copies of one ledger** both write one row, with the number of their life. Who
-//!    finds another's number there at two sweeps in a row ends, and says why; one that knows its
-//!    ledger for a copy does at the first.
+//! 3. **Every connection is checked before its first use, and again at each sweep** (`look`): is
+//!    this the database that was last seen? Each sweep is counted in this process's row, and then
+//!    beside the ledger. Every transaction also reads the generation and the newest decision's
+//!    number. A transaction that sees less than the ledger, or more, may not freeze, decide or end
+//!    anything.
+//! 4. **A difference begins a generation**, which is unsettled at first (`generation`). Older
+//!    tokens become void and lists wait. Each known process puts its ledger back (`put_back`). The
+//!    generation is settled when the last one has done so. An owner can also forget the missing
+//!    processes or accept the database as it is. A commit of which only the hash is known can't be
+//!    put back. Its cluster is closed until a host, or the process that sent the document out,
+//!    shows the document.
+//! 5. **A ledger may go back in time as well.** The database knows how many commits were in it and
+//!    how often its process has swept. A ledger that holds less is filled from the database, with
+//!    an alarm. If the database went back too, both may agree. So the file beside the ledger also
+//!    identifies the place where it was written (`position`). A copied ledger puts back what it
+//!    holds, but its process stays missing. A database that differs then waits for an owner.
+//! 6. **Two processes on copies of one ledger** write the same row, each with the id of its own
+//!    life. A process that finds another life there at two sweeps in a row stops and says why. If
+//!    it knows that its ledger is a copy, it stops at the first.
 //!
 //! # The file
 //!
-//! A line per entry: 16 hex digits of the SHA-256 of the JSON, a blank, the JSON. Once a batch of
-//! lines is durable, a *seal* follows it. What doesn't match and has no seal after it is a torn end
-//! (power lost in the middle of an append, whose pages reach the disk in any order; nobody was told
-//! anything that depends on it) and is cut; anything else refuses to start. One thread writes and
-//! syncs, for all that waits at once. After a failed write or sync nothing more is taken: what the
-//! disk holds is then unknown (ATC'20, "Can applications recover from fsync failures?").
+//! Each entry is one line: 16 hex digits of the SHA-256 of the JSON, a space, the JSON. When a
+//! batch of lines is durable, a *seal* line follows it. A line that doesn't match its checksum and
+//! has no seal after it is torn, and is cut off. It comes from a power failure during an append,
+//! whose pages reach the disk in any order; nobody has relied on it. With any other mismatch the
+//! service refuses to start. One thread writes and syncs, for all appends that wait at the time.
+//! After a failed write or sync nothing more is accepted: what the disk holds is then unknown
+//! (ATC'20, "Can applications recover from fsync failures?").
 //!
 //! # What it does not do
 //!
-//! If a database is set back by copying its files, so that Postgres can't tell, together with every
-//! ledger, somebody hears that the ledgers are copies, and nothing waits: only the hosts of the
-//! clusters that have formed since know better. A file system that was set back whole, as a machine's
-//! snapshot is, brings its files' births along.
+//! A database may be set back by copying its files, so that Postgres can't tell, together with
+//! every ledger. The processes then report that the ledgers are copies, but nothing waits. Only the
+//! hosts of the clusters formed since know better. A file system that is set back as a whole, as by
+//! a machine's snapshot, keeps its files' birth times, so its ledgers don't even look like copies.
 
 mod agree;
 mod copy;
@@ -81,9 +85,10 @@ pub(crate) use watch::DatabaseWatch;
 
 use index::{Copied, Index, Line};
 
-/// Channel on which decisions and changes of the admin chain are announced: time to copy them.
+/// Notification channel for new decisions and changes of the admin chain, which must be copied
+/// then.
 pub(crate) const CHANNEL: &str = "muster_decision";
-/// Appends that wait for the disk; further callers wait for a place.
+/// Maximum number of appends that wait for the disk. Further callers wait until there is space.
 const QUEUE: usize = 256;
 
 struct Append {
@@ -92,13 +97,13 @@ struct Append {
 }
 
 enum What {
-    /// Lines, all or none of them.
+    /// Lines of the ledger; either all of them are written, or none.
     Lines(Vec<Line>),
-    /// How far the database has come, beside the ledger.
+    /// The database's position, which is written to the file beside the ledger.
     Position(Seen),
 }
 
-/// A handle; clones share the file. The file is closed and unlocked when the last one is gone.
+/// Handle to the ledger. Clones share the file, which is closed and unlocked with the last one.
 #[derive(Clone, Debug)]
 pub(crate) struct Ledger {
     process: Uuid,
@@ -109,7 +114,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Opens the ledger in `dir`, making both if need be, and locks it.
+    /// Opens and locks the ledger in `dir`. Makes the folder and the file if they don't exist.
     pub(crate) fn open(dir: &Path) -> Result<Self, LedgerError> {
         let (file, process, lines) = file::open(dir)?;
         let mut index = Index::default();
@@ -121,7 +126,8 @@ impl Ledger {
         if let Some(position) = position {
             index.take_position(position.seen);
         }
-        // One that holds no commit yet may not have come to its first position.
+        // A ledger without a commit may not have a position yet, so a missing one doesn't make it a
+        // copy.
         let is_copy = !at_home.unwrap_or(index.commits() == 0);
         let is_copy = Arc::new(AtomicBool::new(is_copy));
         let index = Arc::new(RwLock::new(index));
@@ -135,54 +141,56 @@ impl Ledger {
         Ok(Ledger { process, index, is_copy, appends, failed })
     }
 
-    /// This process's name among those that share a database.
+    /// Id of this process among those that share a database.
     pub(crate) fn process(&self) -> Uuid {
         self.process
     }
 
-    /// Whether it is not where it was written: put back from a backup, copied, brought along by a
-    /// cloned machine. It then may be as old as a database that was put back as well.
+    /// Whether the ledger isn't in the place where it was written: it was restored from a backup,
+    /// copied, or came with a cloned machine. It may then be as old as a restored database.
     pub(crate) fn is_copy(&self) -> bool {
         self.is_copy.load(Ordering::Acquire)
     }
 
-    /// It holds all that a settled database does, so it is a whole ledger again; the next position
-    /// is written as one of its own.
+    /// Stops treating the ledger as a copy, because it holds everything that a settled database
+    /// does. The next position file is written with the new place.
     fn settle_here(&self) {
         self.is_copy.store(false, Ordering::Release);
     }
 
-    /// What is held of a cluster.
+    /// Returns the entry of a cluster.
     pub(crate) fn entry(&self, cluster: Uuid) -> Option<Entry> {
         self.read(|index| index.entry(cluster))
     }
 
-    /// A commit that this process let out, whole.
+    /// Returns a cluster's commit with its document, if it left this process.
     pub(crate) fn whole(&self, cluster: Uuid) -> Option<Arc<Commit>> {
         self.read(|index| index.whole(cluster))
     }
 
-    /// Clusters after `after` in their order, at most `limit`, with what is held of them.
+    /// Returns at most `limit` entries of clusters after `after`, in the order of their ids.
     pub(crate) fn entries(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Entry)> {
         self.read(|index| index.entries(after, limit))
     }
 
-    /// Whether all that it held when the database's generation began was compared with the database.
+    /// Whether everything that it held when the generation began was compared with the database.
     pub(crate) fn is_compared(&self) -> bool {
         self.read(Index::is_compared)
     }
 
-    /// Whether it has let a commit of the cluster out that no copy of the database has shown yet.
+    /// Whether a commit of the cluster left this process and no copy of the database has shown it
+    /// yet.
     pub(crate) fn is_unconfirmed(&self, cluster: Uuid) -> bool {
         self.read(|index| index.is_unconfirmed(cluster))
     }
 
-    /// Such clusters after `after` in their order, at most `limit`, with what is held of them.
+    /// Returns at most `limit` unconfirmed entries of clusters after `after`, in the order of their
+    /// ids.
     pub(crate) fn unconfirmed(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Entry)> {
         self.read(|index| index.unconfirmed(after, limit))
     }
 
-    /// How many commits it holds, of this process and of others.
+    /// Number of commits in the ledger, of this process and of others.
     pub(crate) fn commits(&self) -> usize {
         self.read(Index::commits)
     }
@@ -192,18 +200,18 @@ impl Ledger {
         self.read(Index::seen)
     }
 
-    /// As far as it is compared.
+    /// The ledger's state, in the form that is compared with a database.
     pub(crate) fn memory(&self) -> Memory {
         self.read(Index::memory)
     }
 
-    /// The same of the database alone.
+    /// The known state of the database, without the number of the ledger's own commits.
     pub(crate) fn known(&self) -> Option<Known> {
         self.memory().known
     }
 
-    /// Returns when the commit is durable. A second, different commit of one cluster is an error,
-    /// and writes nothing.
+    /// Writes a commit; it is durable when this returns. A second, different commit of one cluster
+    /// is an error and writes nothing.
     pub(crate) async fn ensure(&self, commit: Commit) -> Result<(), LedgerError> {
         match self.entry(commit.cluster_id) {
             Some(Entry::Commit { h, .. }) if Some(h) != commit.hash() => {
@@ -215,12 +223,12 @@ impl Ledger {
         self.append(vec![Line::Commit(Box::new(commit))]).await
     }
 
-    /// Returns when it is durable that everything up to `copied.to` is here.
+    /// Writes copied decisions; they are durable when this returns.
     async fn take(&self, copied: Copied) -> Result<(), LedgerError> {
         self.append(vec![Line::Copied(copied)]).await
     }
 
-    /// Returns when it is durable which database we work with, and how far it has come.
+    /// Writes the database's identity and position; they are durable when this returns.
     async fn note(&self, seen: Seen) -> Result<(), LedgerError> {
         if self.seen().is_some_and(|old| old.is_of_the_same(&seen)) {
             return self.send(What::Position(seen)).await;
@@ -228,13 +236,13 @@ impl Ledger {
         self.append(vec![Line::Seen(seen)]).await
     }
 
-    /// Elements of the admin chain that this process has seen, the first one first.
+    /// Elements of the admin chain that this process has seen, in order.
     pub(crate) fn admins(&self) -> Vec<String> {
         self.read(|index| index.admins.clone())
     }
 
-    /// Returns when the elements are durable that follow those which are there. A chain that isn't
-    /// a continuation of theirs is left alone.
+    /// Writes the new elements of the admin chain; they are durable when this returns. Does nothing
+    /// if the chain doesn't extend the known elements.
     pub(crate) async fn ensure_admins(&self, elements: &[String]) -> Result<(), LedgerError> {
         let known = self.admins();
         match elements.strip_prefix(&known[..]) {
@@ -245,7 +253,7 @@ impl Ledger {
         }
     }
 
-    /// Becomes true when the disk has failed; the process should then stop.
+    /// Becomes true when the disk has failed. The process should then stop.
     pub(crate) fn failed(&self) -> tokio::sync::watch::Receiver<bool> {
         self.failed.clone()
     }
@@ -265,10 +273,10 @@ impl Ledger {
     }
 }
 
-/// Nothing was copied yet in this generation.
+/// Mark of a generation from which nothing was copied yet.
 const UNCOPIED: Mark = Mark::START;
 
-/// The one writer. Ends with the last handle, or with the disk.
+/// Body of the thread that writes the file. Ends with the last handle, or when the disk fails.
 fn write(
     mut file: file::LedgerFile,
     mut queue: mpsc::Receiver<Append>,
@@ -303,7 +311,7 @@ fn write(
         for done in told {
             let _ = done.send(Ok(()));
         }
-        // Nobody waits for the seal: it only tells a torn end from a damaged one.
+        // No caller waits for the seal: it only distinguishes a torn end from a damaged line.
         if grew && let Err(error) = file.seal() {
             tracing::error!(%error, cause = ?error, "the ledger's disk failed; stopping");
             let _ = failed.send(true);
@@ -323,7 +331,8 @@ fn write_batch(
         match &append.what {
             What::Lines(more) => lines.extend(more),
             What::Position(seen) => {
-                // Two looks may come in either order; the file never goes back.
+                // Two looks may finish in either order, but the position in the file must never go
+                // back.
                 let known = index.read().unwrap_or_else(PoisonError::into_inner).seen();
                 file.write_position(&seen.no_less_than(known.as_ref()), is_copy)?;
             }

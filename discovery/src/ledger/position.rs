@@ -1,9 +1,9 @@
-//! How far the database has come, in a small file beside the ledger: it is written at each sweep,
-//! and the ledger only grows. A database that is behind it was set back.
+//! The position file beside the ledger: how far the database had come. It is written at each sweep,
+//! while the ledger itself only grows. A database that is behind it was set back.
 //!
-//! It also says where it was written, by what no copy of a file carries. A ledger that was put back
-//! from a backup, or that a cloned machine brought along, knows nothing that came later. Beside a
-//! database of the same age everything agrees, and only this tells.
+//! The file also holds its own inode and birth time, which no copy keeps. A ledger that was
+//! restored from a backup, or came with a cloned machine, lacks everything later. Beside a database
+//! of the same age all else agrees, and only this shows that it is a copy.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -15,24 +15,24 @@ use serde::{Deserialize, Serialize};
 use super::file::{encode, parse_line};
 use super::{LedgerError, Line, Seen};
 
-/// Of the file beside the ledger.
+/// Name of the position file.
 pub(crate) const NAME: &str = "ledger.position";
-/// Far more than a position with all its processes.
+/// Maximum size in bytes: far more than a position with all its processes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Where the position and the ledger were written.
+/// Identity of the position file and the ledger when the position was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Home {
     position: Birth,
     ledger: Birth,
 }
 
-/// One file among all that its file system ever held. It keeps both when it is renamed; whoever
-/// copies it, over another one as well, has other ones.
+/// Identity of a file among all that its file system ever held. A rename keeps it. A copy has
+/// another one, even a copy over an existing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Birth {
     inode: u64,
-    /// Nanoseconds since 1970; not every file system knows it.
+    /// Birth time in nanoseconds since 1970. Not every file system records it.
     born_ns: Option<u64>,
 }
 
@@ -50,21 +50,21 @@ impl Home {
     }
 }
 
-/// What the file says.
+/// Content of the position file.
 pub(super) struct Position {
-    /// How far the database has come.
+    /// The database's identity and position.
     pub(super) seen: Seen,
-    /// Whether it stands where it was written.
+    /// Whether both files are still the ones that were written.
     pub(super) at_home: bool,
 }
 
-/// The position, if there is one that is whole.
+/// Reads the position. Returns `None` if the file is missing or damaged.
 pub(super) fn read(dir: &Path, ledger: &File) -> Result<Option<Position>, LedgerError> {
     let path = dir.join(NAME);
     let Some(bytes) = muster_files::read(&path, MAX_BYTES)? else { return Ok(None) };
     let Some(Line::Here { seen, home }) = parse_line(bytes.strip_suffix(b"\n").unwrap_or_default())
     else {
-        // The ledger's own, older position still counts.
+        // The older position in the ledger itself still counts.
         tracing::warn!(path = %path.display(), "not a position; ignored");
         return Ok(None);
     };
@@ -73,8 +73,8 @@ pub(super) fn read(dir: &Path, ledger: &File) -> Result<Option<Position>, Ledger
     Ok(Some(Position { seen, at_home: home == Some(here) }))
 }
 
-/// Replaces it; durable when this returns. `is_copy`: what it stands beside came from elsewhere, and
-/// stays known as that.
+/// Replaces the position file; it is durable when this returns. With `is_copy` it holds no place,
+/// so the ledger stays known as a copy.
 pub(super) fn write(
     dir: &Path,
     seen: &Seen,

@@ -1,4 +1,4 @@
-//! Putting this process's ledger back into a database that has changed, and accepting one.
+//! Puts this process's ledger back into a database that has changed, and lets an owner accept one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,20 +21,20 @@ use crate::forming::Incoming;
 use crate::store::StoreError;
 use crate::store::cluster::AuthorityRow;
 
-/// Ledger entries looked up by one statement.
+/// Maximum number of ledger entries that one query looks up.
 pub(super) const BATCH: usize = 1_000;
 
-/// A ledger's entry beside the database.
+/// A ledger entry, compared with the database.
 pub(super) struct Planned {
     pub(super) cluster: Uuid,
     pub(super) entry: Entry,
-    /// What has to be done about it.
+    /// Action that is needed.
     pub(super) what: PutBack,
-    /// The database has this very commit.
+    /// Whether the database holds the same commit.
     pub(super) stands: bool,
 }
 
-/// What has to be done about each of these entries.
+/// Compares entries with the database, and returns the action that each one needs.
 pub(super) async fn plan(
     connection: &mut PgConnection,
     entries: &[(Uuid, Entry)],
@@ -84,7 +84,7 @@ impl StandsRow {
     fn stands(&self) -> Option<Stands> {
         let phase = self.phase.as_deref()?;
         Some(Stands {
-            // A draft has none.
+            // A draft isn't a phase of the state machine, so it has none.
             phase: Phase::parse(phase),
             cause: self.ended_cause.as_deref().and_then(EndCause::parse),
             commit: self.h.as_deref().and_then(|h| h.try_into().ok()).map(Hash),
@@ -94,8 +94,8 @@ impl StandsRow {
 }
 
 impl App {
-    /// If the database is unsettled and this process hasn't put its ledger back into it: does so.
-    /// Returns how many commits it put back. Every step can be repeated.
+    /// Puts the ledger back, if the database is unsettled and this process is missing from its
+    /// generation. Returns the number of commits put back. Every step may be repeated.
     pub(crate) async fn put_ledger_back(&self) -> Result<u64, ApiError> {
         let generation = self.store.look_at_generation().await?;
         let own = self.store.ledger().process();
@@ -141,13 +141,13 @@ impl App {
         }
     }
 
-    /// Whether a commit of this ledger could be put back. One that can't be, now or ever, isn't
-    /// waited for again, and its cluster forms no other list here either.
+    /// Puts a commit back. Returns whether that was possible. If it never will be, the commit is
+    /// noted as refused, isn't tried again, and its cluster can't form another list here.
     async fn put_commit_back(&self, cluster: Uuid) -> Result<bool, ApiError> {
         let Some(commit) = self.store.ledger().whole(cluster) else { return Ok(false) };
         let mut put = self.adopt_from_ledger(&commit).await;
         if put.as_ref().is_err_and(|error| error.problem().code == Code::Conflict) {
-            // Somebody took its name at this very moment.
+            // Another cluster took its name concurrently: try again.
             put = self.adopt_from_ledger(&commit).await;
         }
         match put {
@@ -165,7 +165,8 @@ impl App {
         }
     }
 
-    /// Another process let a commit of it out, and the document isn't here.
+    /// Closes a cluster whose commit another process sent out, because its document isn't in this
+    /// ledger.
     async fn close(&self, cluster: Uuid) -> Result<(), ApiError> {
         let by = "a commit of it stands in a ledger, without the document: it comes back with the \
                   process that let it out, or with a host that holds it";
@@ -204,8 +205,8 @@ impl App {
         Ok(())
     }
 
-    /// Admin elements that the ledger has and the database lacks. Rows that contradict it are left
-    /// alone: this process doesn't follow them.
+    /// Restores admin elements that the ledger has and the database lacks. Rows that contradict the
+    /// ledger are left alone, and this process ignores them.
     pub(crate) async fn put_admins_back(&self) -> Result<(), ApiError> {
         let known = self.store.ledger().admins();
         let there = self.store.admin_elements().await?;
@@ -226,8 +227,9 @@ impl App {
         Ok(())
     }
 
-    /// An owner takes the database as it is: what the own ledger holds goes back first, then every
-    /// cluster that isn't committed is abandoned, every token revoked, and the gate opens.
+    /// Accepts the database as it is, on behalf of an owner. This ledger's entries are put back
+    /// first. Then every uncommitted cluster is abandoned, every token is revoked, and the
+    /// generation is settled.
     pub(crate) async fn accept_database(
         &self,
         system_identifier: Option<&str>,

@@ -1,9 +1,9 @@
-//! Where a connection leads: to which server, database and tables.
+//! Reads the identity of the server, database and tables behind a connection.
 
 use discovery_formation::memory::Site;
 use sqlx::PgConnection;
 
-/// Which server this is.
+/// Identity and position of a Postgres server.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct Server {
     pub(super) in_recovery: bool,
@@ -22,7 +22,7 @@ impl Server {
     }
 }
 
-/// `None`: a number is out of its range.
+/// Builds a site. Returns `None` if a number is out of its range.
 pub(super) fn site(system: &str, timeline: i64, database: i64, tables: &[i64]) -> Option<Site> {
     let number = |oid: &i64| u32::try_from(*oid).ok();
     let tables: Vec<u32> = tables.iter().map(number).collect::<Option<_>>()?;
@@ -34,7 +34,8 @@ pub(super) fn site(system: &str, timeline: i64, database: i64, tables: &[i64]) -
     })
 }
 
-/// The database's and its core tables' oids. By name each time: they may have been made anew.
+/// SQL for the oids of the database and its core tables. It looks them up by name each time, since
+/// they may have been created again.
 macro_rules! oids {
     () => {
         "(SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid,
@@ -45,15 +46,16 @@ macro_rules! oids {
 }
 pub(crate) use oids;
 
-/// Where a connection leads now that led to `known` when it was made: the server stays the same.
+/// Site of an open connection now, which led to `known` when it was made: the same server, with the
+/// current oids.
 pub(crate) fn site_now(known: &Site, database: i64, tables: &[i64]) -> Option<Site> {
     let system = known.system.to_string();
     site(&system, known.timeline.into(), database, tables)
 }
 
 pub(crate) async fn server_of(connection: &mut PgConnection) -> Result<Server, sqlx::Error> {
-    // The flushed position never goes back after a crash; the inserted one may. On a replica
-    // neither can be asked for.
+    // The flushed position never goes back after a crash, while the inserted one may. A replica can
+    // be asked for neither.
     sqlx::query_as(concat!(
         "SELECT r AS in_recovery, s.system_identifier::text AS system_identifier,
                 CASE WHEN r THEN 0 ELSE

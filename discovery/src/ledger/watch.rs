@@ -1,4 +1,4 @@
-//! What this life of the process knows of the database and of itself, without asking.
+//! What this life of the process knows about the database and its own ledger, without a query.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -9,47 +9,47 @@ use uuid::Uuid;
 use super::generation::Generation;
 use crate::metrics::Metrics;
 
-/// What is known of the database, for those who must not ask it: `/readyz`, `explain`, metrics.
+/// State of the database, for code that must not query it: `/readyz`, `explain`, metrics.
 #[derive(Debug)]
 pub(crate) struct DatabaseWatch {
-    /// The generation as last read; `None` before the first connection.
+    /// The generation as last read. `None` before the first connection.
     pub generation: watch::Sender<Option<Generation>>,
-    /// Wakes whoever puts the ledger back.
+    /// Wakes the task that puts the ledger back.
     pub changed: Notify,
-    /// Wakes whoever fills the ledger: it lacks more than a look may read.
+    /// Wakes the task that fills the ledger, when it lacks more than a look may read.
     pub behind: Notify,
-    /// Held by whoever copies without a limit: one at a time.
+    /// Held during a copy without a limit, so that only one runs.
     pub filling: tokio::sync::Mutex<()>,
-    /// How far the copy of the database's decisions has come.
+    /// Progress of the copy of the database's decisions.
     pub progress: Progress,
-    /// The generation in which the ledger is complete, as this life has found; 0: none.
+    /// Generation in which this process has found its ledger complete. 0 means none.
     complete: AtomicI64,
-    /// The settled generation that the ledger was compared with, in this life.
+    /// Settled generation with which this process has compared the ledger. 0 means none.
     compared: AtomicI64,
-    /// The whole ledger has to be compared, whatever it says of earlier comparisons.
+    /// Whether the whole ledger must be compared, whatever it records about earlier comparisons.
     doubts_all: AtomicBool,
-    /// The ledger was found to be older than the database says that it was: told once.
+    /// Whether the alarm for a ledger older than the database says was raised.
     pub(super) set_back: AtomicBool,
-    /// It was found not to be where it was written: told once.
+    /// Whether the alarm for a ledger that isn't where it was written was raised.
     pub(super) copied: AtomicBool,
-    /// This life of the process.
+    /// Id of this life of the process; each start makes a new one.
     pub(super) life: Uuid,
-    /// It stands in the database.
+    /// Whether this life's id was written to the database.
     pub(super) began: AtomicBool,
-    /// At how many sweeps in a row another life of this process was met.
+    /// Number of consecutive sweeps at which another life of this process was found.
     met: AtomicU32,
-    /// Two processes use copies of one ledger: this one has to end.
+    /// Becomes true when two processes use copies of one ledger: this one must stop.
     pub elsewhere: watch::Sender<bool>,
-    /// Where alarms are counted.
+    /// Metrics, for counting alarms.
     pub metrics: Arc<Metrics>,
 }
 
-/// At so many sweeps in a row another life is met before this one ends: what a killed process had
-/// asked for may be done after its successor began, once.
+/// Number of consecutive sweeps with another life after which this one stops. One isn't enough: a
+/// killed process's last query may run after its successor has started.
 const MET: u32 = 2;
 
 impl DatabaseWatch {
-    /// Of a database that was never seen.
+    /// A watch for a database that this process has not seen yet.
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
         DatabaseWatch {
             generation: watch::channel(None).0,
@@ -70,8 +70,8 @@ impl DatabaseWatch {
         }
     }
 
-    /// Whether another life was met at this sweep, and so often that this one has to end. One whose
-    /// ledger is a copy ends first.
+    /// Counts whether another life was found at this sweep. Returns whether this process must stop.
+    /// One whose ledger is a copy stops at the first.
     pub(super) fn meets(&self, elsewhere: bool) -> bool {
         if !elsewhere {
             self.met.store(0, Ordering::Relaxed);
@@ -86,7 +86,7 @@ impl DatabaseWatch {
         ends
     }
 
-    /// A transaction contradicts the ledger: the next look compares all of it, whatever was compared.
+    /// Makes the next look compare the whole ledger, because a transaction contradicts it.
     pub(crate) fn compare_again(&self) {
         self.doubts_all.store(true, Ordering::Relaxed);
         self.compared.store(0, Ordering::Relaxed);
@@ -100,23 +100,23 @@ impl DatabaseWatch {
         self.doubts_all.store(false, Ordering::Relaxed);
     }
 
-    /// Whether the ledger is to be compared with this settled generation.
+    /// Whether the ledger must be compared with this settled generation.
     pub(super) fn has_to_compare(&self, generation: i64) -> bool {
         self.compared.load(Ordering::Relaxed) != generation
     }
 
-    /// Whether the ledger holds all that the database held when this process last looked, and was
-    /// compared with it. Nothing is frozen, decided or ended in a generation in which it doesn't.
+    /// Whether the ledger held everything that the database held at the last look, and was compared
+    /// with it. Unless it is complete in a generation, nothing is frozen, decided or ended there.
     pub(crate) fn is_complete(&self, generation: u64) -> bool {
         self.complete.load(Ordering::Acquire).unsigned_abs() == generation
     }
 
-    /// The ledger was found to lack what it should hold.
+    /// Marks the ledger as incomplete.
     pub(crate) fn set_incomplete(&self) {
         self.complete.store(0, Ordering::Release);
     }
 
-    /// The ledger is complete in `generation`, and was compared with it if that is settled.
+    /// Marks the ledger as complete in `generation`, and as compared with it if that is settled.
     pub(super) fn set_complete(&self, generation: &Generation) {
         if generation.settled {
             self.compared.store(generation.number, Ordering::Relaxed);
@@ -124,8 +124,8 @@ impl DatabaseWatch {
         self.complete.store(generation.number, Ordering::Release);
     }
 
-    /// Why nothing is decided in `generation` although the database is settled: the ledger is being
-    /// filled or compared. `None`: it is complete.
+    /// Explains why nothing is decided in `generation` although it is settled: the ledger is being
+    /// filled or compared. Returns `None` if the ledger is complete.
     pub(crate) fn explain_incomplete(&self, generation: i64) -> Option<String> {
         if self.is_complete(generation.unsigned_abs()) {
             return None;
@@ -139,7 +139,7 @@ impl DatabaseWatch {
     }
 }
 
-/// How far a copy of the database's decisions has come, for those who only look.
+/// Progress of a copy of the database's decisions, readable at any time.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     copied: AtomicU64,
@@ -147,23 +147,24 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// The database has this many decisions.
+    /// Sets the number of decisions in the database.
     pub(super) fn begin(&self, newest: u64) {
         self.newest.store(newest, Ordering::Relaxed);
     }
 
-    /// Everything up to this one is copied.
+    /// Sets the number of the last copied decision.
     pub(super) fn has_copied(&self, to: u64) {
         self.copied.store(to, Ordering::Relaxed);
     }
 
-    /// Number of the last decision copied, and of the newest one.
+    /// Returns the numbers of the last copied and of the newest decision.
     pub(crate) fn now(&self) -> (u64, u64) {
         (self.copied.load(Ordering::Relaxed), self.newest.load(Ordering::Relaxed))
     }
 }
 
-/// Makes it known; wakes whoever puts the ledger back if there is news and we are waited for.
+/// Publishes the generation. If it is new and waits for this process, wakes the task that puts the
+/// ledger back.
 pub(super) fn publish(watch: &DatabaseWatch, own: Uuid, generation: Generation) {
     let waited_for = !generation.settled && generation.missing.contains(&own);
     let news = watch.generation.send_if_modified(|known| {

@@ -1,4 +1,4 @@
-//! Whom Postgres runs as: ourselves, or, when we are root, an unprivileged user.
+//! The operating system account of Postgres: our own or, if we are root, an unprivileged one.
 
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
@@ -8,20 +8,20 @@ use rustix::fs::OFlags;
 
 use super::ManagedPostgresError;
 
-/// Root's user id.
+/// User id of root.
 const ROOT: u32 = 0;
 
-/// Whom programs are started as.
+/// Account that programs are started as.
 #[derive(Clone, Debug)]
 pub(super) enum Account {
-    /// As the user that we are.
+    /// The user of this process.
     Own,
-    /// As this one, since we are root.
+    /// Another, unprivileged user, because this process runs as root.
     Other { user: String, uid: u32, gid: u32 },
 }
 
 impl Account {
-    /// Looks `user` up if we are root.
+    /// Looks `user` up if this process runs as root.
     pub(super) fn find(user: &str) -> Result<Self, ManagedPostgresError> {
         if !rustix::process::geteuid().is_root() {
             return Ok(Account::Own);
@@ -34,8 +34,9 @@ impl Account {
         Ok(Account::Other { user: user.to_owned(), uid, gid })
     }
 
-    /// A command that runs `program` as this account, in `dir`, with an environment of its own.
-    /// With `die_with_us` the kernel interrupts it (a fast shutdown) when our thread goes away.
+    /// Makes a command that runs `program` as this account, in `dir`, with an environment of its
+    /// own. With `die_with_us` the kernel sends SIGINT (a fast shutdown) when the thread that
+    /// started it ends.
     pub(super) fn command(&self, program: &Path, dir: &Path, die_with_us: bool) -> Command {
         let mut command = Command::new("setpriv");
         if let Account::Other { uid, gid, .. } = self {
@@ -43,7 +44,7 @@ impl Account {
             command.arg("--init-groups").arg("--no-new-privs");
         }
         if die_with_us {
-            // After the ids: a change of credentials clears the signal (prctl(2)).
+            // Set this after the ids: a change of credentials clears the signal (prctl(2)).
             command.args(["--pdeathsig", "INT"]);
         } else {
             command.args(["--pdeathsig", "clear"]);
@@ -54,11 +55,11 @@ impl Account {
         command
     }
 
-    /// Makes `dir` (and what is above it) if need be. It is ours and stays so: with another account,
-    /// root's and 0711, so that the account may pass and can't put anything of its own in the place
-    /// of what we make there.
+    /// Makes `dir` and its parents if they don't exist. `dir` belongs to this process's user. With
+    /// another account it is root's with mode 0711. The account may then pass through, but can't
+    /// replace anything that we make there.
     pub(super) fn make_base(&self, dir: &Path) -> Result<(), ManagedPostgresError> {
-        // Not private: the account has to pass.
+        // The parent isn't private: the account has to pass through it.
         let parent = dir.parent().unwrap_or(Path::new("/"));
         let what = format!("can't make the folder of {}", dir.display());
         fs_err::create_dir_all(parent).map_err(ManagedPostgresError::io(what))?;
@@ -71,7 +72,7 @@ impl Account {
         closed.map_err(ManagedPostgresError::io(format!("can't close {}", dir.display())))
     }
 
-    /// Makes `dir`, in a folder that is ours, and gives it to the account, mode 0700.
+    /// Makes `dir` in a folder of ours, with mode 0700 and owned by the account.
     pub(super) fn make_dir(&self, dir: &Path) -> Result<(), ManagedPostgresError> {
         match self {
             Account::Own => give(dir, None, 0o700),
@@ -79,7 +80,8 @@ impl Account {
         }
     }
 
-    /// An unprivileged user may own a directory and still not get to it.
+    /// Checks that the account can reach `dir`: owning a directory doesn't give access to its
+    /// parents.
     pub(super) fn check_reach(&self, dir: &Path) -> Result<(), ManagedPostgresError> {
         let Account::Other { user, .. } = self else { return Ok(()) };
         let status = self
@@ -95,8 +97,8 @@ impl Account {
     }
 }
 
-/// Makes `dir` unless it is there, and gives it owner and mode through a descriptor that no link was
-/// followed to.
+/// Makes `dir` unless it exists, then sets owner and mode. Uses a descriptor opened without
+/// following symbolic links.
 fn give(dir: &Path, owner: Option<(u32, u32)>, mode: u32) -> Result<(), ManagedPostgresError> {
     let what = |what: &str| ManagedPostgresError::io(format!("can't {what} {}", dir.display()));
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
