@@ -1,4 +1,4 @@
-//! `admin`: a chain of owner-signed changes.
+//! `admin`: lists and changes the admins, a chain of owner-signed changes.
 
 use clap::Subcommand;
 use discovery_types::admin::{Admin, AdminChain, Change};
@@ -129,7 +129,8 @@ fn is_same(one: &Admin, other: &Admin) -> bool {
     one.name == other.name && roles(one) == roles(other)
 }
 
-/// What would surprise: a key that loses its name or roles, a name that is another's.
+/// Errors on a change that may be a mistake: a known key without --replace, or another admin's
+/// name.
 fn check_add(
     chain: &AdminChain,
     known: Option<&Admin>,
@@ -157,7 +158,7 @@ fn check_add(
     }
 }
 
-/// Signs a change, checks that the chain takes it, and puts it.
+/// Signs a change, checks that it extends the chain, and sends it.
 async fn change(session: &Session, chain: &mut AdminChain, change: Change) -> Result<(), CliError> {
     session.needs(chain, Action::ChangeAdmins)?;
     let element = chain.sign_next(&session.key, change);
@@ -178,11 +179,11 @@ fn find(chain: &AdminChain, text: &str) -> Result<Admin, CliError> {
 }
 
 fn show(printer: &mut Printer, list: &AdminList, chain: &AdminChain) -> Result<(), CliError> {
-    // What the chain says, not what the service says that it says.
+    // Show the admins from the verified chain, not the service's own list of them.
     let verified = AdminList { admins: chain.admins().to_vec(), ..list.clone() };
     let mut value = serde_json::to_value(&verified).expect("answers are plain structs");
     for (shown, admin) in value["admins"].as_array_mut().into_iter().flatten().zip(chain.admins()) {
-        // `admin revoke` takes it.
+        // `admin revoke` accepts the key id.
         shown["key_id"] = json!(admin.key.key_id());
     }
     printer.value(&value, |out| {

@@ -1,4 +1,4 @@
-//! `backup` and `restore`: for whoever runs the service, on its own machine.
+//! `backup` and `restore`: run on the service's own machine.
 
 use super::printer::Printer;
 use super::{CliError, session};

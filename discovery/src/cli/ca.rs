@@ -1,5 +1,5 @@
-//! `ca issue`: a member's certificates, made where there is no service: from an export and the
-//! key directory.
+//! `ca issue`: makes a member's certificates without a running service, from an export and the key
+//! directory.
 
 use std::path::{Path, PathBuf};
 
@@ -20,9 +20,9 @@ use crate::forming::show;
 use crate::kek::Purpose;
 use crate::keydir::Keydir;
 
-/// Longest export that is read.
+/// Maximum size of an export, in bytes.
 const MAX_EXPORT: u64 = 2 << 20;
-/// Longest certificate request.
+/// Maximum size of a certificate request, in bytes.
 const MAX_CSR: u64 = 64 << 10;
 
 #[derive(Debug, clap::Args)]
@@ -92,7 +92,7 @@ pub(super) fn run(args: CaArgs, printer: &mut Printer) -> Result<(), CliError> {
     })
 }
 
-/// Writes the four files; `now` is seconds since 1970.
+/// Writes the four files and returns their paths. `now` is in seconds since 1970.
 fn issue(args: &IssueArgs, now: u64) -> Result<Vec<PathBuf>, CliError> {
     let export = read_export(&args.export)?;
     let unreadable = |what: &str| CliError::Usage(format!("{}: {what}", args.export.display()));
@@ -133,7 +133,7 @@ fn issue(args: &IssueArgs, now: u64) -> Result<Vec<PathBuf>, CliError> {
     };
     let leaves = authority.issue_member(csr.der(), &leaf, now).map_err(|e| bad_csr(&e))?;
     let leaves = show::leaves(&leaves);
-    // A key that isn't its CA's would make certificates that nobody takes.
+    // Verify the result: with a wrong CA key, nobody would accept the certificates.
     leaves.verify(&node_key, statement).map_err(|error| unreadable(&error.to_string()))?;
     muster_files::own_folder(&args.out)?;
     let files = [
@@ -196,7 +196,7 @@ mod tests {
         args: IssueArgs,
     }
 
-    /// A key directory, and an export of a cluster that was made with it.
+    /// A key directory, and the export of a cluster that was made with it.
     struct World {
         dir: tempfile::TempDir,
         export: ClusterExport,
@@ -297,7 +297,7 @@ mod tests {
             let mode = std::fs::metadata(file).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{}", file.display());
         }
-        // Again, as at a renewal.
+        // Issue once more, as for a renewal.
         assert_eq!(world.issue("keys").unwrap(), files);
     }
 
@@ -314,7 +314,8 @@ mod tests {
     fn an_export_that_was_tampered_with_makes_nothing() {
         let mut world = World::new();
         let stranger = World::new();
-        // The CAs swapped, another cluster's statement, a CA that is somebody else's.
+        // The CA keys are swapped, then the statement is another cluster's, then a CA is another
+        // cluster's.
         let (peer, client) = (world.export.peer_ca_key.clone(), world.export.client_ca_key.clone());
         (world.export.peer_ca_key, world.export.client_ca_key) = (client, peer);
         assert_eq!(world.issue("keys").unwrap_err().exit_code(), 2);

@@ -1,19 +1,19 @@
-//! The one question before an act that nobody can take back.
+//! Confirmation of acts that can't be undone.
 
 use super::CliError;
 use super::printer::Printer;
 
-/// An act that can't be taken back, or only by its owner and for a while.
+/// An act that can't be undone, or only by an owner and for a limited time.
 pub(super) struct Irreversible<'a> {
-    /// What the act ends: sentences for the person who is about to do it.
+    /// Sentences that describe what the act ends.
     pub(super) ends: Vec<String>,
-    /// The word that a person types again: the name or id of what is ended.
+    /// Word that has to be typed as confirmation: the name or id of what is ended.
     pub(super) name: &'a str,
 }
 
 impl Irreversible<'_> {
-    /// Says what the act ends. Goes on if `--yes` was said, or if a person types the name again.
-    /// Without a terminal there is nobody to ask.
+    /// Prints what the act ends. Succeeds with `yes`, or if a person types the name. Without a
+    /// terminal there is nobody to ask, so it fails.
     pub(super) fn confirm(&self, yes: bool, printer: &mut Printer) -> Result<(), CliError> {
         for sentence in &self.ends {
             printer.note(sentence);

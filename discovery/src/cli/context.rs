@@ -1,4 +1,4 @@
-//! `context`: what this tool knows about discovery services.
+//! `context`: keeps the addresses, pins and owners of discovery services.
 
 use std::io::Read;
 use std::path::Path;
@@ -107,8 +107,8 @@ pub(super) fn run(args: ContextArgs, printer: &mut Printer) -> Result<(), CliErr
     }
 }
 
-/// The owners at the end of the admin chain, whose every step an owner signed. Nobody is dropped
-/// from the context: the chain of an older cluster may begin with an owner who left.
+/// Adds the owners at the end of the verified admin chain to the context. Old owners stay, because
+/// the statement chain of an older cluster may start with an owner who has left.
 async fn refresh(args: &RemoteArgs, printer: &mut Printer) -> Result<(), CliError> {
     let mut session = Session::open(args)?;
     let (_, chain) = session.admins().await?;

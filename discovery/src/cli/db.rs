@@ -1,4 +1,4 @@
-//! `db`: what only an owner may say about the service's database.
+//! `db`: an owner's decisions about the service's database.
 
 use clap::Subcommand;
 use discovery_types::api::AcceptRequest;

@@ -1,4 +1,4 @@
-//! How a command can fail, and the sentence that says what to do next.
+//! Errors of commands, each with advice on what to do next.
 
 use std::path::{Path, PathBuf};
 
@@ -16,120 +16,116 @@ use crate::server::ServerError;
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    /// What was typed can't be done. Exit code 2.
+    /// The arguments can't be used. Exit code 2.
     #[error("{0}")]
     Usage(String),
-    /// The service, or `init`.
+    /// A server command or `init` failed.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// The service refused or can't be reached.
+    /// The service refused the request, or is unreachable.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// A key can't be read.
+    /// A key file can't be read.
     #[error(transparent)]
     Key(#[from] KeyFileError),
-    /// A file or folder can't be written, or isn't ours to take.
+    /// A file or folder can't be written, or doesn't belong to this user alone.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
-    /// The system refused.
+    /// The system refused an operation.
     #[error("{action}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         action: String,
-        /// What the system said.
         #[source]
         source: std::io::Error,
     },
-    /// There is no context of this name, or none at all.
+    /// No context has this name, or there is no context at all.
     #[error("there is no context `{name}` in {}", home.display())]
     NoContext {
-        /// Its name.
         name: String,
-        /// Where it would be.
+        /// Folder of the contexts.
         home: PathBuf,
     },
-    /// There are contexts, and none of them is the current one.
+    /// There are contexts, but none of them is the current one.
     #[error("no context is current")]
     NoCurrentContext,
-    /// Another context has the name.
+    /// Another context has the same name.
     #[error("there is another context `{name}` already, for {url}")]
     ContextTaken {
-        /// The name.
         name: Name,
-        /// Where that one's service is.
+        /// Service URL of the existing context.
         url: String,
     },
-    /// A context can't be read.
+    /// A context line can't be parsed.
     #[error("{place}")]
     Context {
-        /// Where it was read from.
+        /// Argument, file or stream that the line was read from.
         place: String,
-        /// What is wrong with it.
         #[source]
         source: LineError,
     },
-    /// There is no key file.
+    /// The key file doesn't exist.
     #[error("there is no key at {}", .0.display())]
     NoKey(PathBuf),
     /// No cluster has this name or id.
     #[error("there is no cluster `{0}`")]
     NoCluster(String),
-    /// A change that was waited for ended otherwise.
+    /// The change was waited for and ended without being done.
     #[error("it was not done: it is {0}")]
     NotDone(discovery_types::api::IntentState),
-    /// Members of a cluster that is to be retired still report.
+    /// Members of the cluster to be retired still report.
     #[error("agents of these members reported within the last five minutes: {members}")]
     MembersReport {
-        /// Their names.
+        /// Names of the reporting members.
         members: String,
     },
     /// No admin has this name or key id.
     #[error("there is no admin `{0}`")]
     NoAdmin(String),
-    /// The statement chain that the service showed is not to be trusted.
+    /// The service's statement chain can't be trusted.
     #[error("the statements that the service shows for this cluster are refused")]
     Statements(#[source] StatementError),
-    /// What was asked for would make a statement that nobody takes.
+    /// The statement to be signed would be invalid.
     #[error("{0}")]
     Statement(StatementError),
-    /// The admin chain that the service showed is not to be trusted, or doesn't take a change.
+    /// The service's admin chain can't be trusted, or a change doesn't extend it.
     #[error("the admin chain is refused")]
     Admins(#[source] AdminError),
-    /// The service's admin chain starts at an owner that the context doesn't know.
+    /// The service's admin chain starts at an owner that the context doesn't contain.
     #[error("the service's admin chain starts at an owner key that your context doesn't name")]
     ForeignAdmins,
-    /// The key isn't an admin's, or not one with the role.
+    /// The key isn't an admin's, or its admin lacks the role.
     #[error("your key ({key}) may not do this: it takes the role {needs}{where_}")]
     Role {
-        /// The key's id.
+        /// Id of the key.
         key: String,
-        /// Which roles may.
+        /// Roles that may perform the action.
         needs: String,
-        /// In which list the key was looked for.
+        /// The list in which the key was looked up, as the end of a sentence.
         where_: &'static str,
-        /// Whether it stands in that list, with other roles.
+        /// Whether the list contains the key, with other roles.
         listed: bool,
     },
-    /// The grant would be refused.
+    /// The service would refuse the grant.
     #[error(transparent)]
     Grant(#[from] GrantError),
-    /// The service answered something that doesn't fit what it was asked for.
+    /// The service's response doesn't fit the request.
     #[error("the service's answer is refused: {0}")]
     Answer(String),
 }
 
 impl CliError {
-    /// Something that the system refused.
+    /// Error for an operation that the system refused.
     pub(super) fn io(action: impl Into<String>, source: std::io::Error) -> Self {
         CliError::Io { action: action.into(), source }
     }
 
-    /// The same, about a file.
+    /// Error for an operation on a file that the system refused.
     pub(super) fn file(action: &str, path: &Path, source: std::io::Error) -> Self {
         CliError::io(format!("{action} {}", path.display()), source)
     }
 
-    /// The program's exit code.
+    /// The program's exit code for this error.
     pub fn exit_code(&self) -> u8 {
         match self {
             CliError::Usage(_) => 2,
@@ -138,7 +134,7 @@ impl CliError {
         }
     }
 
-    /// The problem's code, if the service refused.
+    /// Code of the problem document, if the service refused.
     pub fn code(&self) -> Option<Code> {
         match self {
             CliError::Client(error) => error.code(),
@@ -146,7 +142,7 @@ impl CliError {
         }
     }
 
-    /// What to do next, where the message doesn't say it already.
+    /// Advice on what to do next, unless the message contains it already.
     pub fn next(&self) -> Option<String> {
         let text = match self {
             CliError::NoContext { .. } => {

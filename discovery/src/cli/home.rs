@@ -1,4 +1,4 @@
-//! What the admin's tool keeps: one file per context, and which one is current.
+//! The admin tool's folder: one file for each context, and the name of the current one.
 
 use std::path::{Path, PathBuf};
 
@@ -7,17 +7,17 @@ use discovery_types::name::Name;
 
 use super::CliError;
 
-/// Name of a context unless one is given.
+/// Name of a context if none is given.
 pub(super) const DEFAULT_CONTEXT: &str = "default";
 
-/// The tool's folder.
+/// The admin tool's folder.
 #[derive(Clone, Debug)]
 pub(super) struct Home {
     folder: PathBuf,
 }
 
 impl Home {
-    /// The folder that was asked for, or `~/.config/muster`.
+    /// Uses `folder` or, by default, `~/.config/muster`.
     pub(super) fn new(folder: Option<&Path>) -> Result<Self, CliError> {
         let folder = match folder {
             Some(folder) => folder.to_path_buf(),
@@ -28,15 +28,15 @@ impl Home {
         Ok(Self { folder })
     }
 
-    /// Where the admin's key is unless said otherwise.
+    /// Default path of the admin's private key.
     pub(super) fn default_key(&self) -> PathBuf {
         self.folder.join("admin.pem")
     }
 
-    /// Keeps a context; the first one becomes current.
+    /// Stores a context. The first one becomes current.
     pub(super) fn put(&self, name: &Name, context: &Context) -> Result<(), CliError> {
         let contexts = self.contexts();
-        // Like ~/.ssh: the default place of the admin's key.
+        // Private, like ~/.ssh: by default it also holds the admin's key.
         muster_files::own_folder(&contexts)?;
         muster_files::replace(&self.file(name), format!("{context}\n").as_bytes())?;
         if self.current().is_none() {
@@ -51,12 +51,12 @@ impl Home {
         Ok(muster_files::replace(&self.folder.join("current"), format!("{name}\n").as_bytes())?)
     }
 
-    /// Name of the current context, if one is.
+    /// Name of the current context, if there is one.
     pub(super) fn current(&self) -> Option<Name> {
         fs_err::read_to_string(self.folder.join("current")).ok()?.trim().parse().ok()
     }
 
-    /// The context with this name, or the current one.
+    /// Returns the context with this name, or the current one.
     pub(super) fn get(&self, name: Option<&str>) -> Result<(Name, Context), CliError> {
         let missing =
             |name: &str| CliError::NoContext { name: name.to_owned(), home: self.folder.clone() };
@@ -83,7 +83,7 @@ impl Home {
         Ok((name, context))
     }
 
-    /// All contexts, by name.
+    /// Returns all contexts, ordered by name.
     pub(super) fn list(&self) -> Result<Vec<(Name, Context)>, CliError> {
         let contexts = self.contexts();
         let entries = match fs_err::read_dir(&contexts) {
@@ -99,7 +99,7 @@ impl Home {
         names.iter().map(|name| self.get(Some(name.as_str()))).collect()
     }
 
-    /// Forgets a context.
+    /// Removes a context.
     pub(super) fn remove(&self, name: &Name) -> Result<(), CliError> {
         self.get(Some(name.as_str()))?;
         let file = self.file(name);

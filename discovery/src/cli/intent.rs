@@ -1,5 +1,5 @@
-//! `intent`: changes of a cluster that runs. Orders are signed here, and carried out by the
-//! cluster's own agents.
+//! `intent`: requests changes of running clusters. Orders are signed on this machine, and a
+//! cluster's own agents carry them out.
 
 use clap::Subcommand;
 use discovery_types::api::{IntentState, IntentView, Outcome};
@@ -170,7 +170,7 @@ async fn order(
     end(session, view, args.wait, printer).await
 }
 
-/// Shows an intent, at once or when it is over.
+/// Shows an intent. With `wait`, waits for its end first.
 async fn end(
     session: &Session,
     mut view: IntentView,
@@ -201,13 +201,13 @@ async fn end(
     }
 }
 
-/// How far an intent has come, in one line for somebody who waits.
+/// Describes the progress of an intent in one line.
 fn progress(view: &IntentView) -> String {
     let why = view.explain.first().map(|reason| reason.missing.as_str()).unwrap_or_default();
     format!("{}: {why}", view.state)
 }
 
-/// One line for each.
+/// Prints a table with one line for each intent.
 pub(super) fn table(out: &mut Text<'_>, intents: &[IntentView]) {
     let rows = intents.iter().map(|view| {
         [
@@ -223,7 +223,7 @@ pub(super) fn table(out: &mut Text<'_>, intents: &[IntentView]) {
     out.table(["INTENT", "CHANGE", "MEMBER", "ABOUT", "STATE", "BY", "MADE"], rows);
 }
 
-/// The member that leaves or moves, with its name.
+/// Returns the member that the intent removes, moves or replaces: its name and id.
 fn about(view: &IntentView) -> Option<String> {
     let id = view.about?;
     Some(view.about_name.as_ref().map_or(id.to_string(), |name| format!("{name} ({id})")))

@@ -1,4 +1,4 @@
-//! `key`: an admin's own key, made on the admin's own machine.
+//! `key`: makes an admin's own key on the admin's own machine.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Where the service's log goes.
+//! Logging of the service.
 
 use std::io::IsTerminal;
 
@@ -10,7 +10,7 @@ use tracing_subscriber::fmt::format::debug_fn;
 
 use super::CliError;
 
-/// How `serve` logs.
+/// Options for the log of `serve`.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub(super) struct LogArgs {
@@ -31,7 +31,7 @@ enum LogFormat {
 }
 
 impl LogArgs {
-    /// Sets up logging to stderr. Once per process.
+    /// Sets up logging to stderr. May be called once in a process.
     pub(super) fn install(&self) -> Result<(), CliError> {
         let filter = EnvFilter::try_new(&self.log)
             .map_err(|error| CliError::Usage(format!("--log: {error}")))?;
@@ -41,7 +41,8 @@ impl LogArgs {
             .with_ansi(std::io::stderr().is_terminal());
         let installed = match self.log_format {
             LogFormat::Text => {
-                // What agents and clients said stays within its line; JSON escapes by itself.
+                // Escape line breaks and control characters in values from agents and clients. JSON
+                // escapes by itself.
                 let fields = debug_fn(|to, field, value| log_field(to, field.name(), value));
                 builder.fmt_fields(fields.delimited(" ")).try_init()
             }

@@ -1,4 +1,4 @@
-//! Members of a cluster that runs, as people name them.
+//! Finds members of a running cluster by the names that people type.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use uuid::Uuid;
 use super::CliError;
 use super::session::Session;
 
-/// How long members may take to tell what the last change made of them, and how often that is looked
-/// at.
+/// How long to wait until the members report the result of the last change. `LOOK_AGAIN` is the
+/// pause between two looks.
 const SETTLES: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// What discovery knows of a cluster's members; nothing before they have said anything.
+/// Discovery's list of a cluster's members. `None` before a member has reported.
 pub(super) struct Members(Option<DirectoryView>);
 
 impl Members {
@@ -25,9 +25,10 @@ impl Members {
         Ok(Members(session.client.directory(cluster).await?.view))
     }
 
-    /// The same, with what the last change through discovery made of them, which they tell at about
-    /// the time when it is done: an order over less would be stale. Changes by the cluster's own API
-    /// may have come since, so this is waited for only so long.
+    /// Returns the list with the result of the last change through discovery. Members report it at
+    /// about the time when the change is done, and an order planned on an older list would be
+    /// stale. The wait is limited, because the cluster's own API may have changed the members
+    /// since.
     pub(super) async fn settled(session: &Session, cluster: Uuid) -> Result<Self, CliError> {
         let start = Instant::now();
         loop {
@@ -41,7 +42,7 @@ impl Members {
         }
     }
 
-    /// Whether this change is to be seen.
+    /// Whether the list contains the result of this change.
     fn show(&self, view: &IntentView) -> bool {
         let Some(directory) = &self.0 else { return true };
         let listed = |id: MemberId| directory.membership.members.iter().find(|m| m.id == id);
@@ -62,13 +63,14 @@ impl Members {
         }
     }
 
-    /// The configuration that a change is planned on, where a quorum says it.
+    /// The confirmed configuration, on which a change is planned. `None` if no quorum has reported
+    /// one.
     pub(super) fn configuration(&self) -> Option<u64> {
         let confirmed = self.0.as_ref().filter(|view| view.confirmed)?;
         confirmed.membership.configuration
     }
 
-    /// The member with this name, or this id as `etcdctl member list` prints it.
+    /// Returns the member with this name, or with this id as `etcdctl member list` prints it.
     pub(super) fn find(&self, text: &str) -> Result<MemberId, CliError> {
         let listed = self.0.iter().flat_map(|view| &view.membership.members);
         let named: Vec<MemberId> =

@@ -1,8 +1,10 @@
-//! The command line: the whole tree, and the admin's commands behind it.
+//! The command line: the tree of commands, and the admin's commands.
 //!
-//! Admin commands sign on this machine and send what is signed; the key never leaves. What is
-//! asked for goes to stdout (a table, or JSON with `--json`), everything else to stderr. Exit
-//! codes: 0 done, 1 failed, 2 usage, 3 do not restart.
+//! Admin commands sign on this machine and send the signed result. The key never leaves the
+//! machine. The requested data goes to stdout (a table, or JSON with `--json`), everything else to
+//! stderr.
+//!
+//! Exit codes: 0 done, 1 failed, 2 usage, 3 do not restart.
 
 mod admin;
 mod backup;
@@ -36,7 +38,7 @@ use crate::server::{BackupArgs, InitArgs, RestoreArgs, ServeArgs};
 use log::LogArgs;
 use printer::Printer;
 
-/// Heading of what every admin command can be told.
+/// Help heading of the options that every admin command has.
 const COMMON: &str = "Options of every admin command";
 
 const EXAMPLES: &str = "\
@@ -113,7 +115,7 @@ enum Command {
     Process(process::ProcessArgs),
 }
 
-/// What every admin command can be told.
+/// Options of every admin command.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 struct CommonArgs {
@@ -132,7 +134,7 @@ struct CommonArgs {
     home: Option<PathBuf>,
 }
 
-/// What every command can be told that speaks to the service.
+/// Options of every command that connects to the service.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 struct RemoteArgs {
@@ -160,9 +162,10 @@ struct RemoteArgs {
     key: Option<PathBuf>,
 }
 
-/// Runs the program.
+/// Runs the program and returns its exit code.
 pub fn main() -> ExitCode {
-    // Keys and tokens must not end in a core file. Less is always allowed.
+    // Disable core files, which could contain keys and tokens. Lowering the limit is always
+    // allowed.
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     let _ = setrlimit(Resource::Core, none);
     if let Err(error) = check_arguments(std::env::args_os().skip(1)) {
@@ -173,14 +176,14 @@ pub fn main() -> ExitCode {
         Ok(cli) => run(cli),
         Err(error) => {
             let code = if error.use_stderr() { 2 } else { 0 };
-            // Nothing can be done about a closed terminal.
+            // Ignore the error: a closed terminal can't be written to.
             let _ = error.print();
             ExitCode::from(code)
         }
     }
 }
 
-/// A secret among the arguments is refused before anything could repeat it.
+/// Refuses secrets among the arguments, before any output could repeat them.
 fn check_arguments(arguments: impl Iterator<Item = OsString>) -> Result<(), CliError> {
     for argument in arguments {
         if holds_password(&argument.to_string_lossy()) {
@@ -203,7 +206,7 @@ fn check_arguments(arguments: impl Iterator<Item = OsString>) -> Result<(), CliE
     Ok(())
 }
 
-/// Whether an argument has a Postgres URL with a password in it, which libpq takes before the host or
+/// Whether an argument contains a Postgres URL with a password. libpq accepts it before the host or
 /// as a parameter.
 fn holds_password(argument: &str) -> bool {
     let small = argument.to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! What a command says, and where: data on stdout, everything else on stderr.
+//! Output of a command: data on stdout, everything else on stderr.
 
 use std::error::Error;
 use std::io::{BufRead, IsTerminal, Read, Write};
@@ -10,17 +10,17 @@ use serde_json::Value;
 
 use super::CliError;
 
-/// Longest line that is read as an answer.
+/// Maximum length in bytes of a line that is read as an answer.
 const MAX_ANSWER: u64 = 256;
 
-/// Both streams of a command.
+/// Both output streams of a command.
 pub(super) struct Printer {
     json: bool,
     out: Box<dyn Write>,
     err: Box<dyn Write>,
 }
 
-/// The human side of an answer.
+/// Writer for an answer in human-readable form.
 pub(super) struct Text<'p> {
     out: &'p mut dyn Write,
     failed: Option<std::io::Error>,
@@ -35,7 +35,7 @@ impl Printer {
         Self { json, out, err }
     }
 
-    /// The answer: as JSON, or as `text` writes it.
+    /// Prints the answer: as JSON, or in the form that `text` writes.
     pub(super) fn value<T: Serialize>(
         &mut self,
         value: &T,
@@ -52,23 +52,23 @@ impl Printer {
         };
         let flushed = written.and_then(|()| self.out.flush());
         match flushed {
-            // Whoever reads us has had enough (`| head`).
+            // The reader has closed the pipe (`| head`), which is no error.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
             other => other.map_err(|source| CliError::io("writing the answer", source)),
         }
     }
 
-    /// Something to know, beside the answer: one line.
+    /// Prints additional information, as one line on stderr.
     pub(super) fn note(&mut self, text: &str) {
         self.say(&printable(text));
     }
 
-    /// Something to worry about.
+    /// Prints a warning on stderr.
     pub(super) fn warn(&mut self, text: &str) {
         self.say(&format!("warning: {}", printable(text)));
     }
 
-    /// A person's answer; none without a terminal, where there is nobody to ask.
+    /// Asks a person. Returns `None` without a terminal, where there is nobody to ask.
     pub(super) fn answer(&mut self, question: &str) -> Option<String> {
         if !std::io::stdin().is_terminal() {
             return None;
@@ -79,13 +79,13 @@ impl Printer {
         Some(answer.trim().to_owned())
     }
 
-    /// Why it failed, with its causes, and what to do next.
+    /// Prints an error with its causes, and advice on what to do next.
     pub(super) fn error(&mut self, error: &CliError) {
         let mut message = error.to_string();
         let mut cause = error.source();
         while let Some(source) = cause {
             let text = source.to_string();
-            // A transparent wrapper says the same again.
+            // A transparent wrapper repeats the text of its source.
             if !message.ends_with(&text) {
                 message = format!("{message}: {text}");
             }
@@ -108,17 +108,17 @@ impl Printer {
     }
 
     fn say(&mut self, text: &str) {
-        // Nothing can be said about a stderr that can't be written to.
+        // Ignore the error: there is no other stream to report it on.
         let _ = writeln!(self.err, "{text}");
     }
 }
 
-/// Endings of fields that hold a point in time, in milliseconds since 1970.
+/// Suffixes of fields that hold a time in milliseconds since 1970.
 const TIMES_IN_MS: [&str; 4] = ["at_ms", "seen_ms", "until_ms", "now_ms"];
-/// Fields that hold a point in time, in seconds since 1970: what admins sign.
+/// Fields that hold a time in seconds since 1970. They are part of what admins sign.
 const TIMES_IN_SECONDS: [&str; 2] = ["issued_at", "expires_at"];
 
-/// Writes every point in time as RFC 3339, in a field without a unit in its name.
+/// Replaces every time by its RFC 3339 form, in a field without a unit in its name.
 fn write_times(json: &mut Value) {
     match json {
         Value::Array(items) => items.iter_mut().for_each(write_times),
@@ -145,14 +145,15 @@ fn write_times(json: &mut Value) {
 }
 
 impl Text<'_> {
-    /// One line.
+    /// Prints one line.
     pub(super) fn line(&mut self, text: &str) {
         if let Err(error) = writeln!(self.out, "{}", printable(text)) {
             self.failed.get_or_insert(error);
         }
     }
 
-    /// A table without rules; columns as wide as what stands in them, so that `awk` can read it.
+    /// Prints a table without rules, in columns as wide as their content, so that `awk` can parse
+    /// it.
     pub(super) fn table<const N: usize>(
         &mut self,
         header: [&str; N],
@@ -170,7 +171,7 @@ impl Text<'_> {
         }
     }
 
-    /// Names and values, one per line.
+    /// Prints names and values, one pair a line.
     pub(super) fn fields(&mut self, fields: &[(&str, String)]) {
         let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
         for (name, value) in fields {
@@ -179,7 +180,7 @@ impl Text<'_> {
     }
 }
 
-/// Milliseconds since 1970 as people write it.
+/// Formats milliseconds since 1970 as RFC 3339.
 pub(super) fn time(ms: i64) -> String {
     match jiff::Timestamp::from_second(ms.div_euclid(1000)) {
         Ok(time) => time.to_string(),
@@ -187,12 +188,12 @@ pub(super) fn time(ms: i64) -> String {
     }
 }
 
-/// Seconds since 1970 as people write them, whatever a service says.
+/// Formats seconds since 1970 as RFC 3339. Out-of-range values are allowed.
 pub(super) fn time_of_seconds(seconds: u64) -> String {
     time(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1000))
 }
 
-/// Seconds as they are typed: `24h`, `90m`, `45s`.
+/// Formats seconds in the form of arguments: `24h`, `90m`, `45s`.
 pub(super) fn duration(seconds: u64) -> String {
     match seconds {
         s if s > 0 && s.is_multiple_of(3_600) => format!("{}h", s / 3_600),
@@ -201,7 +202,7 @@ pub(super) fn duration(seconds: u64) -> String {
     }
 }
 
-/// `-` for what isn't there.
+/// Formats a value, or `-` if there is none.
 pub(super) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }

@@ -1,4 +1,4 @@
-//! `process`: which discovery processes share the database, and whose ledger it waits for.
+//! `process`: shows which discovery processes share the database, and whose ledgers it waits for.
 
 use clap::Subcommand;
 use discovery_types::api::{ProcessList, ProcessView};
@@ -50,7 +50,7 @@ pub(super) async fn run(args: ProcessArgs, printer: &mut Printer) -> Result<(), 
     show(printer, &list)
 }
 
-/// What would be lost with a process.
+/// Describes what would be lost with a forgotten process.
 fn loss(list: &ProcessList, id: Uuid) -> Result<String, CliError> {
     let Some(process) = list.processes.iter().find(|process| process.id == id) else {
         let none = format!("there is no process {id}: muster-discovery process list");
@@ -71,7 +71,7 @@ fn loss(list: &ProcessList, id: Uuid) -> Result<String, CliError> {
     ))
 }
 
-/// How many commits; a restored database may know of too few.
+/// Formats the number of commits. A restored database may know of too few.
 fn commits(process: &ProcessView) -> String {
     match process.missing {
         true => format!("{} or more", process.ledger_entries),
@@ -79,7 +79,7 @@ fn commits(process: &ProcessView) -> String {
     }
 }
 
-/// How a process stands. One that runs sweeps more often than once a minute.
+/// Formats a process's state. A running process sweeps more often than once a minute.
 fn state(process: &ProcessView, now_ms: i64) -> String {
     const SILENT_MS: i64 = 60_000;
     let silent_ms = now_ms.saturating_sub(process.last_seen_ms);
@@ -94,7 +94,7 @@ fn state(process: &ProcessView, now_ms: i64) -> String {
     }
 }
 
-/// `90 s`, `12 min`, `5 h`, `3 d`.
+/// Formats a duration with one unit: `90 s`, `12 min`, `5 h`, `3 d`.
 fn rounded(seconds: i64) -> String {
     match seconds {
         ..120 => format!("{seconds} s"),
@@ -105,7 +105,7 @@ fn rounded(seconds: i64) -> String {
 }
 
 fn show(printer: &mut Printer, list: &ProcessList) -> Result<(), CliError> {
-    // By the service's clock: the answering process was seen when it answered.
+    // Use the service's clock: the process that answered was seen at the time of its answer.
     let now_ms = list.processes.iter().map(|process| process.last_seen_ms).max().unwrap_or(0);
     printer.value(list, |out| {
         let rows = list.processes.iter().map(|process| {

@@ -1,4 +1,4 @@
-//! A context, a key and a connection: what a command needs to speak to the service.
+//! A session with the service: context, key and client.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::home::Home;
 use super::{CliError, RemoteArgs};
 
-/// An admin who is about to ask for something.
+/// An admin's connection to a service.
 pub(super) struct Session {
     pub home: Home,
     pub name: Name,
@@ -26,7 +26,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Reads context and key; connects to nothing yet.
+    /// Reads the context and the key. Doesn't connect yet.
     pub(super) fn open(args: &RemoteArgs) -> Result<Self, CliError> {
         let home = Home::new(args.common.home.as_deref())?;
         let (name, context) = home.get(args.context.as_deref())?;
@@ -43,8 +43,8 @@ impl Session {
         Ok(Self { home, name, context, key, client })
     }
 
-    /// The cluster with this id, or the live one with this name, or the newest of that name. A
-    /// draft that nobody has stated yet comes last.
+    /// Returns the cluster with this id or name. Of several with the name, a live one comes first,
+    /// then the newest ended one. A draft without a statement comes last.
     pub(super) async fn cluster(&self, text: &str) -> Result<ClusterSummary, CliError> {
         let missing = || CliError::NoCluster(text.to_owned());
         if let Ok(id) = Uuid::try_parse(text) {
@@ -56,7 +56,7 @@ impl Session {
         found.min_by_key(|cluster| rank(cluster.state)).ok_or_else(missing)
     }
 
-    /// A cluster's statement chain, verified from the owners of the context.
+    /// Returns a cluster's statement chain, after verifying it from the context's owners.
     pub(super) async fn chain(&self, cluster: Uuid) -> Result<StatementChain, CliError> {
         let list = self.client.statements(cluster).await?;
         let chain = StatementChain::verify_from_owners(&list.statements, &self.context.owners)
@@ -67,7 +67,7 @@ impl Session {
         Ok(chain)
     }
 
-    /// The admin chain, verified from an owner of the context.
+    /// Returns the admin chain, after verifying it from an owner in the context.
     pub(super) async fn admins(&self) -> Result<(AdminList, AdminChain), CliError> {
         let list = self.client.list_admins().await?;
         if !self.context.owners.contains(&list.root_owner) {
@@ -77,7 +77,7 @@ impl Session {
         Ok((list, chain))
     }
 
-    /// Says before anything is sent that the key's role doesn't do.
+    /// Errors if the key's role doesn't allow `action`, before any request.
     pub(super) fn needs(&self, chain: &AdminChain, action: Action) -> Result<(), CliError> {
         let admin = chain.find(&self.key.key_id());
         if admin.is_some_and(|admin| roles_allow(&admin.roles, action)) {
@@ -86,7 +86,7 @@ impl Session {
         Err(self.refused(action, "", admin.is_some()))
     }
 
-    /// The same for a cluster, whose newest statement is what counts.
+    /// Errors if the cluster's newest statement doesn't allow the key to do `action`.
     pub(super) fn needs_in_statement(
         &self,
         chain: &StatementChain,
@@ -105,7 +105,8 @@ impl Session {
     }
 }
 
-/// Which of several clusters of one name is meant: the lowest, and of equals the newest.
+/// Sort key for clusters with the same name: live ones, then ended ones, then drafts. The list has
+/// the newest first.
 fn rank(state: ClusterState) -> u8 {
     match state {
         ClusterState::Draft => 2,
@@ -114,7 +115,7 @@ fn rank(state: ClusterState) -> u8 {
     }
 }
 
-/// Whether a cluster is still of use.
+/// Whether a cluster hasn't ended.
 pub(super) fn is_live(state: ClusterState) -> bool {
     match state {
         ClusterState::Draft
@@ -126,7 +127,7 @@ pub(super) fn is_live(state: ClusterState) -> bool {
     }
 }
 
-/// Runs a command that speaks to the service.
+/// Runs a command on a new single-threaded runtime.
 pub(super) fn block_on<T>(
     command: impl Future<Output = Result<T, CliError>>,
 ) -> Result<T, CliError> {

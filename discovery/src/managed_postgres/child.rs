@@ -1,4 +1,5 @@
-//! The thread that owns the server: starts it, restarts it with a growing pause, stops it.
+//! The thread that owns the server process: starts it, restarts it with a growing pause, and stops
+//! it.
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -16,11 +17,11 @@ use super::{ManagedPostgresError, PORT, START_TIMEOUT, Settings, State, prepare,
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// After this long, the next death starts with the shortest pause again.
+/// Run time after which the next restart begins with the shortest pause again.
 const STEADY: Duration = Duration::from_secs(60);
-/// How long a fast shutdown may take before an immediate one.
+/// How long a fast shutdown may take before an immediate one follows.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
-/// Above this, the log is put aside when the server starts; one old one is kept.
+/// Size in bytes above which the log is renamed at a start of the server. One old log is kept.
 const LOG_MAX: u64 = 16 * 1024 * 1024;
 
 /// Why one run of the server ended.
@@ -29,7 +30,7 @@ enum Ended {
     Died(ManagedPostgresError),
 }
 
-/// Runs until it is told to stop, or until `stop`'s sender is gone.
+/// Runs the server until a message arrives on `stop` or its sender is dropped.
 pub(super) fn supervise(settings: &Settings, state: &watch::Sender<State>, stop: &Receiver<()>) {
     let end = |error: Option<ManagedPostgresError>| {
         let _ = state.send(State::Ended(error.map(Arc::new)));
@@ -128,8 +129,8 @@ fn spawn(
         ("port", &PORT.to_string()),
         ("unix_socket_directories", &sockets),
         ("unix_socket_permissions", "0700"),
-        // After a restore it takes connections once recovery has ended, not while it looks like
-        // a replica.
+        // After a restore, accept connections only once recovery has ended. Until then the server
+        // would look like a replica.
         ("hot_standby", "off"),
         ("fsync", "on"),
         ("synchronous_commit", "on"),
@@ -142,13 +143,15 @@ fn spawn(
     ] {
         command.arg("-c").arg(format!("{name}={value}"));
     }
-    // A group of its own, so that an interrupt typed at a terminal reaches us alone: we stop it.
+    // Use a process group of its own: Ctrl-C at a terminal then signals only this process, which
+    // stops the server in order.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     command.stdin(Stdio::null()).stdout(log).stderr(copy);
     command.spawn().map_err(ManagedPostgresError::io("can't run setpriv (util-linux)"))
 }
 
-/// Postgres writes its state into the eighth line (`LOCK_FILE_LINE_PM_STATUS` in its pidfile.h).
+/// Whether the server accepts connections. Postgres writes its state into line 8 of the pid file
+/// (`LOCK_FILE_LINE_PM_STATUS` in its pidfile.h).
 fn is_ready(pid_file: &Path, pid: u32) -> bool {
     let Ok(text) = std::fs::read_to_string(pid_file) else { return false };
     let lines: Vec<&str> = text.lines().collect();

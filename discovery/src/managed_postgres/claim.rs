@@ -1,5 +1,5 @@
-//! Whether a folder may be taken: it is given to the server's user and closed to everybody else,
-//! which must not befall one that is somebody else's.
+//! Checks whether a folder may be used for the managed Postgres. The folder is given to the
+//! server's user and closed to everybody else, which must never happen to somebody else's files.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -7,12 +7,13 @@ use std::path::Path;
 
 use super::ManagedPostgresError;
 
-/// What we put into our folder. Only of the first two is a start that was cut short told.
+/// Entries that we make in the folder. An interrupted first start leaves at most `lock`,
+/// `data.new`, `run` and `postgres.log`.
 const OURS: [&str; 5] = ["lock", "data.new", "data", "run", "postgres.log"];
-/// Stands in the root of a fresh file system.
+/// Name of the folder that ext file systems put into their root.
 const LOST_AND_FOUND: &str = "lost+found";
 
-/// A folder that isn't there yet, an empty one, or one that was ours before.
+/// Accepts a folder that doesn't exist yet, an empty one, or one that was used for this before.
 pub(super) fn check(dir: &Path) -> Result<(), ManagedPostgresError> {
     let foreign = |why: String| Err(ManagedPostgresError::Foreign { dir: dir.to_owned(), why });
     let entries = match std::fs::read_dir(dir) {
@@ -36,13 +37,13 @@ pub(super) fn check(dir: &Path) -> Result<(), ManagedPostgresError> {
         .iter()
         .find(|name| !OURS.iter().chain([&LOST_AND_FOUND]).any(|ours| name.as_os_str() == *ours));
     match stranger {
-        // Whatever its owner has put beside a database that is ours.
+        // Extra files are allowed beside a finished database of ours.
         _ if finished => Ok(()),
         Some(name) => foreign(format!(
             "isn't empty and holds no database of ours, but `{}`",
             name.to_string_lossy()
         )),
-        // Nothing, or what a start that was cut short has left.
+        // The folder is empty, or holds the remains of an interrupted first start.
         None => match names.contains("data".as_ref() as &std::ffi::OsStr) {
             true => foreign("holds a `data` that is no database of ours".into()),
             false => Ok(()),
@@ -74,7 +75,7 @@ mod tests {
         assert!(check(with(&["lost+found/"]).path()).is_ok());
         assert!(check(with(&["lock", "data/PG_VERSION", "run/", "postgres.log"]).path()).is_ok());
         assert!(check(with(&["lock", "data/PG_VERSION", "README"]).path()).is_ok());
-        // Killed while the first database was made.
+        // Remains of a start that was killed while initdb ran.
         assert!(check(with(&["lock", "run/", "data.new/PG_VERSION"]).path()).is_ok());
     }
 

@@ -1,6 +1,6 @@
-//! Dumping the managed server's database while it runs, and loading a dump into a new one: with
-//! Postgres' own programs, over the server's socket. No password is needed there, so none stands in
-//! an argument list.
+//! Dumps the managed server's database while it runs, and loads a dump into a new one. Uses
+//! Postgres' own programs over the server's socket. The socket needs no password, so none appears
+//! in an argument list.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::account::Account;
 use super::install::{Installation, ending};
 use super::{ManagedPostgresError, PORT, SUPERUSER, Settings, run_dir};
 
-/// Writes all of `database` into `to`, as of one moment, in pg_dump's custom format.
+/// Dumps all of `database` to `to`, in one snapshot and in pg_dump's custom format.
 pub(crate) fn dump(
     settings: &Settings,
     database: &str,
@@ -20,7 +20,7 @@ pub(crate) fn dump(
     run(settings, "pg_dump", &format, database, Stdio::null(), Stdio::from(to))
 }
 
-/// Loads a dump into `database`, which is empty: all of it, or nothing.
+/// Loads a dump into the empty `database`, in one transaction.
 pub(crate) fn load(
     settings: &Settings,
     database: &str,

@@ -1,4 +1,4 @@
-//! Finding the binaries, and making a database with them.
+//! Finds Postgres' programs, and makes a data directory with them.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use super::account::Account;
 use super::{ManagedPostgresError, SUPERUSER};
 
 const PACKAGED: &str = "/usr/lib/postgresql";
-/// How much of a failed program's output an error shows.
+/// Maximum number of bytes of a failed program's output that an error shows.
 pub(super) const SAID_MAX: usize = 600;
 
 /// A directory with `initdb` and `postgres`.
@@ -16,7 +16,8 @@ pub(super) struct Installation {
 }
 
 impl Installation {
-    /// In this order: `named`; the version that `data` was made by; PATH; the newest packaged one.
+    /// Finds an installation. `named` is the only candidate if given; otherwise PATH comes before
+    /// the newest package. An existing `data` directory needs the version that made it.
     pub(super) fn find(named: Option<&Path>, data: &Path) -> Result<Self, ManagedPostgresError> {
         let wanted = std::fs::read_to_string(data.join("PG_VERSION")).ok();
         let wanted = wanted.as_deref().map(str::trim);
@@ -62,8 +63,9 @@ impl Installation {
         self.binaries.join("postgres")
     }
 
-    /// Another of Postgres' programs, of the same version. Where `postgres` is a link without that program
-    /// beside it, the program stands beside the link's target.
+    /// Returns the path of another Postgres program of the same version. If `postgres` is a
+    /// symbolic link without that program beside it, the program is looked for beside the link's
+    /// target.
     pub(super) fn program(&self, name: &str) -> PathBuf {
         let beside = self.binaries.join(name);
         match self.postgres().canonicalize() {
@@ -72,8 +74,8 @@ impl Installation {
         }
     }
 
-    /// Makes `dir/data` unless it is there: under another name first, so that a crash on the way
-    /// leaves nothing that looks like a database.
+    /// Makes `dir/data` if it doesn't exist. It is made under another name first, so a crash in
+    /// between leaves nothing that looks like a database.
     pub(super) fn initialise(
         &self,
         dir: &Path,
@@ -108,7 +110,7 @@ impl Installation {
     }
 }
 
-/// The end of a program's output, at most [`SAID_MAX`] bytes.
+/// Returns the end of a program's output, at most [`SAID_MAX`] bytes.
 pub(super) fn ending(text: &str) -> &str {
     let text = text.trim_end();
     let mut from = text.len().saturating_sub(SAID_MAX);
@@ -118,7 +120,7 @@ pub(super) fn ending(text: &str) -> &str {
     &text[from..]
 }
 
-/// `root/*/bin`, the newest version first.
+/// Returns the directories `root/*/bin`, newest version first.
 fn packaged(root: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(root) else { return Vec::new() };
     let mut versions: Vec<(u32, PathBuf)> = entries
@@ -132,7 +134,7 @@ fn packaged(root: &Path) -> Vec<PathBuf> {
     versions.into_iter().map(|(_, path)| path).collect()
 }
 
-/// "postgres (PostgreSQL) 15.18 (Debian …)" → "15".
+/// Returns the major version: "postgres (PostgreSQL) 15.18 (Debian …)" → "15".
 fn major_version(postgres: &Path) -> Option<String> {
     let output = std::process::Command::new(postgres).arg("--version").output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
@@ -158,7 +160,7 @@ mod tests {
         let target = packaged.canonicalize().unwrap();
         let mut installation = Installation { binaries: linked.clone() };
         assert_eq!(installation.program("pg_dump"), target.join("pg_dump"));
-        // A link of its own counts first.
+        // A link of the program itself comes before the target's neighbour.
         std::os::unix::fs::symlink(packaged.join("pg_dump"), linked.join("pg_dump")).unwrap();
         assert_eq!(installation.program("pg_dump"), linked.join("pg_dump"));
         installation.binaries = packaged.clone();

@@ -1,14 +1,14 @@
-//! A Postgres that lives and dies with the service: for demos, tests, and small installations
-//! that want no database server of their own.
+//! A Postgres server that starts and stops with the service. It is for demos, tests and small
+//! installations without a database server.
 //!
-//! Its directory holds `data/`, `run/` (the socket; there is no network port), `postgres.log` and
-//! a lock, and it takes no folder that holds anything else. Whoever may enter `run/` may connect,
-//! so it is 0700. As root the server runs as an unprivileged user, to whom `data/` and `run/` are
-//! given and nothing else: what root opens or gives away at the next start must not be what that
-//! user has put there.
+//! Its directory holds `data/`, `run/` (the socket; there is no network port), `postgres.log` and a
+//! lock. A folder with anything else is refused. Everybody who may enter `run/` may connect, so its
+//! mode is 0700. As root the server runs as an unprivileged user. That user gets `data/` and `run/`
+//! and nothing else. Otherwise it could place files that root opens or gives away at the next
+//! start.
 //!
-//! One thread owns the child from start to stop: Linux sends the parent-death signal when the
-//! *thread* that forked goes away, so that a pool's thread would take Postgres with it.
+//! One thread owns the child from start to stop. Linux sends the parent-death signal when the
+//! *thread* that forked ends, so the end of a pool's thread would stop Postgres.
 
 mod account;
 mod child;
@@ -29,126 +29,122 @@ use install::Installation;
 
 pub(crate) use dump::{dump, load};
 
-/// The superuser that `initdb` makes, and whom the service connects as.
+/// The superuser that `initdb` makes and that the service connects as.
 pub(crate) const SUPERUSER: &str = "muster";
-/// `sun_path` has 108 bytes, the last of which ends the string (unix(7)).
+/// Maximum length of a socket's path. `sun_path` has 108 bytes, including the final NUL (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
-/// Names the socket; nothing listens on a port.
+/// Port number in the socket's name. Nothing listens on a TCP port.
 const PORT: u16 = 5432;
-/// Recovery after a crash may replay a lot of log.
+/// Time limit for a start. Recovery after a crash may have to replay a lot of log.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What to run, where.
+/// Settings of a managed Postgres.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// Directory of the server; made if it doesn't exist.
     pub dir: PathBuf,
     /// Directory of `initdb` and `postgres`; `None` looks for them.
     pub binaries: Option<PathBuf>,
-    /// Whom to run as when we are root.
+    /// User that the server runs as if this process is root.
     pub user: String,
 }
 
-/// Why there is no Postgres.
+/// Why the managed Postgres doesn't run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ManagedPostgresError {
-    /// No binaries.
+    /// Postgres' programs weren't found.
     #[error(
         "PostgreSQL isn't installed here: no `initdb` and `postgres` in {searched}. Install it \
          (on Debian: apt-get install postgresql), name its directory with --postgres-bin, or use \
          another server with --database-url"
     )]
     NotInstalled {
-        /// Where we looked.
+        /// Directories that were searched.
         searched: String,
     },
-    /// The data directory was made by a version whose binaries aren't here.
+    /// The data directory was made by a version that isn't installed.
     #[error(
         "{dir} was made by PostgreSQL {wanted}, but the binaries here are of {found}: install \
          PostgreSQL {wanted}, or move the data with pg_upgrade"
     )]
     Version {
-        /// The data directory.
         dir: PathBuf,
-        /// Its major version.
+        /// Major version that made the data directory.
         wanted: String,
-        /// What is installed.
+        /// Versions that are installed.
         found: String,
     },
-    /// The socket's path doesn't fit.
+    /// The socket's path is too long.
     #[error(
         "the socket {path} would have {length} bytes, but a Unix socket's path may have {max}: \
          choose a shorter directory for --managed-postgres",
         max = SOCKET_PATH_MAX
     )]
     PathTooLong {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
-        /// Its length in bytes.
+        /// Length of the path, in bytes.
         length: usize,
     },
-    /// Root, and nobody to drop to.
+    /// This process is root, and the unprivileged user doesn't exist.
     #[error(
         "Postgres doesn't run as root, and there is no user `{user}` to run it as: make one, or \
          name another with --postgres-user"
     )]
     NoUser {
-        /// The name.
+        /// Name of the missing user.
         user: String,
     },
-    /// The unprivileged user can't get to the directory.
+    /// The unprivileged user can't reach the directory.
     #[error(
         "user `{user}` can't write to {dir}: each folder above it must let that user pass \
          (chmod o+x), or choose another directory for --managed-postgres"
     )]
     Unreachable {
-        /// The user.
+        /// Name of the unprivileged user.
         user: String,
-        /// The directory.
         dir: PathBuf,
     },
-    /// A folder that is somebody else's: it would be given to the server's user and closed to others.
+    /// The folder holds somebody else's files. It would be given to the server's user and closed to
+    /// others.
     #[error(
         "{dir} {why}: name a folder that doesn't exist yet, an empty one, or the one that \
          --managed-postgres had before; it is given to Postgres alone"
     )]
     Foreign {
-        /// The folder.
         dir: PathBuf,
-        /// What stands there.
+        /// What the folder holds instead.
         why: String,
     },
-    /// Another process runs it.
+    /// Another process runs a server in the directory.
     #[error("{dir} is in use by another muster-discovery")]
     InUse {
-        /// The directory.
         dir: PathBuf,
     },
-    /// A program failed; `said` is the end of what it printed.
+    /// A program failed. `said` is the end of its output.
     #[error("{program} failed ({status}): {said}")]
     Program {
-        /// Which.
+        /// Name of the program.
         program: String,
-        /// How it ended.
+        /// Exit status of the program.
         status: String,
-        /// The end of its output.
+        /// End of the program's output.
         said: String,
     },
-    /// It runs, but doesn't get ready.
+    /// The server runs, but doesn't accept connections in time.
     #[error("Postgres didn't get ready within {} s; its log: {said}", START_TIMEOUT.as_secs())]
     NotReady {
-        /// The end of its log.
+        /// End of the server's log.
         said: String,
     },
-    /// A file or folder.
+    /// A file or folder can't be used, or belongs to another user.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
-    /// A file or folder.
+    /// A file or folder couldn't be read or changed.
     #[error("{what}")]
     Io {
-        /// What didn't work.
+        /// The operation that failed.
         what: String,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
@@ -161,7 +157,7 @@ impl ManagedPostgresError {
     }
 }
 
-/// What the child does.
+/// State of the server process.
 #[derive(Clone, Debug)]
 enum State {
     Starting,
@@ -169,7 +165,7 @@ enum State {
         pid: u32,
     },
     Restarting,
-    /// It never got ready, or was told to stop.
+    /// The server was stopped (`None`), or failed before it was ever ready (`Some`).
     Ended(Option<std::sync::Arc<ManagedPostgresError>>),
 }
 
@@ -184,13 +180,14 @@ pub(crate) struct ManagedPostgres {
 }
 
 impl ManagedPostgres {
-    /// Makes the database if there is none, starts the server, waits until it takes connections,
-    /// and keeps it running. A server left over from a killed service is stopped in order first.
+    /// Makes the data directory if there is none, starts the server, and waits until it accepts
+    /// connections. Restarts the server if it dies. A server left by a killed service is shut down
+    /// in order first.
     pub(crate) async fn start(
         settings: Settings,
     ) -> Result<Self, std::sync::Arc<ManagedPostgresError>> {
         let (state_sender, mut state) = watch::channel(State::Starting);
-        // One place: the only message is "stop", and it is sent once.
+        // Capacity 1 is enough: "stop" is the only message.
         let (stop, stopped) = mpsc::sync_channel(1);
         let socket_dir = run_dir(&settings.dir);
         let thread = std::thread::Builder::new()
@@ -221,7 +218,7 @@ impl ManagedPostgres {
         })
     }
 
-    /// How to connect to `database`.
+    /// Returns the options for a connection to `database`.
     pub(crate) fn connect_options(&self, database: &str) -> PgConnectOptions {
         PgConnectOptions::new_without_pgpass()
             .socket(&self.socket_dir)
@@ -239,7 +236,7 @@ impl ManagedPostgres {
         }
     }
 
-    /// Stops the server in order (fast shutdown) and waits for it.
+    /// Stops the server in order (fast shutdown) and waits for its end.
     pub(crate) async fn stop(mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
@@ -248,7 +245,7 @@ impl ManagedPostgres {
     }
 }
 
-/// Where the socket is.
+/// Returns the folder of the server's socket.
 fn run_dir(dir: &Path) -> PathBuf {
     dir.join("run")
 }
@@ -262,8 +259,8 @@ fn check_socket_path(dir: &Path) -> Result<(), ManagedPostgresError> {
     Ok(())
 }
 
-/// Everything that has to stand before the server can be started: directories, rights, database.
-/// The returned file holds the lock.
+/// Prepares directories, permissions and the data directory for the server's start. The returned
+/// file holds the lock.
 fn prepare(
     settings: &Settings,
 ) -> Result<(Installation, Account, std::fs::File), ManagedPostgresError> {
@@ -281,7 +278,7 @@ fn prepare(
     Ok((installation, account, lock))
 }
 
-/// Opens a file of ours for writing at its end, making it if need be.
+/// Opens a file of ours for appending. Makes it if it doesn't exist.
 fn open_own(path: &Path) -> Result<std::fs::File, ManagedPostgresError> {
     Ok(muster_files::open(path, std::fs::OpenOptions::new().create(true).append(true))?)
 }

@@ -1,8 +1,9 @@
-//! What a killed service may have left behind.
+//! Cleans up after a service that was killed.
 //!
-//! Usually nothing: the kernel tells Postgres when we die. But a machine that lost power leaves a
-//! `postmaster.pid` whose number may since belong to somebody else, and Postgres then refuses to
-//! start. The file goes only if no process at all works in the data directory.
+//! Usually there is nothing to do: the kernel signals Postgres when the service dies. A machine
+//! that lost power, however, leaves a `postmaster.pid` whose process id may now belong to another
+//! process. Postgres would then refuse to start. The file is removed only if no process works in
+//! the data directory.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,11 +12,11 @@ use rustix::process::{Pid, Signal};
 
 use super::ManagedPostgresError;
 
-/// How long a left-over server gets to shut down before it is told to drop everything.
+/// How long a left-over server may take to shut down before it gets SIGQUIT.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Stops a server that runs in `data`, and removes a lock file that nobody holds.
+/// Stops a server that runs in `data`, and removes a `postmaster.pid` that no server holds.
 pub(super) fn clear(data: &Path) -> Result<(), ManagedPostgresError> {
     let lock = data.join("postmaster.pid");
     let Ok(text) = std::fs::read_to_string(&lock) else { return Ok(()) };
@@ -30,13 +31,14 @@ pub(super) fn clear(data: &Path) -> Result<(), ManagedPostgresError> {
         );
         stop(pid, &data);
     }
-    // Backends notice that their postmaster is gone, each at its own next wait.
+    // Backends notice the death of their postmaster only at their next wait.
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline && any_works_in(&data) {
         std::thread::sleep(LOOK_EVERY);
     }
     if any_works_in(&data) {
-        // Postgres itself now decides, by its shared memory, and says why it doesn't start.
+        // Leave the file: Postgres itself checks its shared memory, and reports why it doesn't
+        // start.
         return Ok(());
     }
     match std::fs::remove_file(&lock) {
@@ -60,7 +62,8 @@ fn stop(pid: Pid, data: &Path) {
     }
 }
 
-/// Postgres' processes have the data directory as their working directory, and nobody else has.
+/// Whether process `pid` is one of Postgres'. They alone have the data directory as working
+/// directory.
 fn works_in(pid: i32, data: &Path) -> bool {
     std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == data)
 }

@@ -56,7 +56,7 @@ pub(crate) struct ServeArgs {
 /// value set for every command must not contradict the command line.
 pub(super) const DATABASE_URL: &str = "MUSTER_DATABASE_URL";
 
-/// Which Postgres.
+/// Options that choose the Postgres server.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub(crate) struct DatabaseArgs {
@@ -135,7 +135,7 @@ pub(crate) struct RestoreArgs {
     pub ledger: PathBuf,
 }
 
-/// The protocol's times.
+/// Options for the time limits of protocol and service.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub(crate) struct TimeArgs {
@@ -168,7 +168,7 @@ pub(crate) struct TimeArgs {
     pub drain: Duration,
 }
 
-/// Bounds.
+/// Options for limits on connections, polls and requests.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub(crate) struct LimitArgs {

@@ -1,4 +1,4 @@
-//! `cluster create` and `cluster restate`: a statement, signed here.
+//! `cluster create` and `cluster restate`: sign a statement on the admin's machine.
 
 use std::time::Duration;
 
@@ -20,15 +20,16 @@ struct Stated {
     summary: ClusterSummary,
     statement: Digest,
     seq: u64,
-    /// Signed by this command; else the newest statement said all of it already.
+    /// Whether this command signed the statement. If not, the newest one had the same content
+    /// already.
     is_new: bool,
 }
 
-/// As many clusters as the service lists.
+/// Maximum number of clusters that the service lists.
 const LIST_LIMIT: usize = 1_000;
-/// How often a statement is tried again that the service has no time for.
+/// How often a statement is sent while the service is overloaded.
 const TRIES: u32 = 5;
-/// How long between two tries.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) async fn create(
@@ -45,7 +46,7 @@ pub(super) async fn create(
         )));
     }
     let deadline_seconds = args.deadline.as_secs();
-    // Before there is a draft that would stand in the way of the name's earlier clusters.
+    // Check this before making a draft, which would block the cluster's name.
     let most = session.client.context().await?.max_deadline_seconds;
     if deadline_seconds > most {
         return Err(CliError::Usage(format!(
@@ -94,7 +95,7 @@ pub(super) async fn restate(
     print(printer, &stated)
 }
 
-/// One after the other; one that fails keeps no other from its statement.
+/// Restates the clusters one after the other. A failed one doesn't stop the others.
 async fn restate_all(
     session: &Session,
     args: &RestateArgs,

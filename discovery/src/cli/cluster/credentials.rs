@@ -1,4 +1,4 @@
-//! `cluster credentials`: a client certificate over a key that is made here.
+//! `cluster credentials`: gets a client certificate for a key that is made on the admin's machine.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,15 +21,15 @@ struct Files {
     ca: PathBuf,
 }
 
-/// What was asked for.
+/// Arguments of `cluster credentials`.
 pub(super) struct Wanted<'a> {
     /// Folder for the files.
     pub(super) out: &'a Path,
-    /// Replace a certificate that is there.
+    /// Whether to replace an existing certificate.
     pub(super) renew: bool,
-    /// Where the members should be; empty for what their tokens are bound to.
+    /// Networks in which the members should be. If empty, those that their tokens are bound to.
     pub(super) expected: &'a [IpNet],
-    /// Whoever asks knows where the members come from.
+    /// Whether members at unexpected addresses need no confirmation.
     pub(super) yes: bool,
 }
 
@@ -58,7 +58,7 @@ pub(super) async fn credentials(
     verify_leaf("client", &answer.certificate, &ours, &statement.client_ca)
         .map_err(|error| CliError::Answer(error.to_string()))?;
 
-    // A renewed certificate is over the same key, so each file fits the others at any moment.
+    // A renewed certificate is for the same key, so the files match at any moment.
     if !files.key.exists() {
         let pem = Zeroizing::new(pair.serialize_pem());
         muster_files::replace(&files.key, pem.as_bytes())?;
@@ -95,8 +95,8 @@ pub(super) async fn credentials(
     Ok(())
 }
 
-/// Before anything is written into a cluster whose members aren't where their tokens were meant for,
-/// a person has to say so; who has said it beforehand is told all the same.
+/// Asks for confirmation if a member isn't in the network that its token was bound to: data would
+/// be written to its cluster. With `yes` it only warns.
 fn confirm_members(
     view: &ClusterView,
     expected: &[IpNet],
@@ -122,7 +122,7 @@ fn confirm_members(
     ))
 }
 
-/// A sentence for each member that isn't where it should be.
+/// Returns a sentence for each member that isn't where it should be.
 fn strange_members(members: &[MemberView], expected: &[IpNet]) -> Vec<String> {
     let strange = members.iter().filter_map(|member| {
         let expected = if expected.is_empty() { &member.bound_to } else { expected };
@@ -143,7 +143,7 @@ fn listed(blocks: &[IpNet]) -> String {
     blocks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// A sentence for each seat of a cluster that forms whose agent isn't where it should be.
+/// Returns a sentence for each seat of a forming cluster whose agent isn't where it should be.
 fn strange_seats(seats: &[SeatView], expected: &[IpNet]) -> Vec<String> {
     let urls = |of: &[NodeUrl]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let seated = seats.iter().filter(|seat| seat.seat.is_some());
@@ -163,7 +163,8 @@ fn strange_seats(seats: &[SeatView], expected: &[IpNet]) -> Vec<String> {
         .collect()
 }
 
-/// Whoever owns the folder, or may write there, could swap the CA or the key later.
+/// Makes the folder. Refuses one that others own or may write to: they could swap the CA or the key
+/// later.
 fn own_folder(out: &Path) -> Result<(), CliError> {
     match muster_files::own_folder(out) {
         Ok(_) => Ok(()),
@@ -172,7 +173,7 @@ fn own_folder(out: &Path) -> Result<(), CliError> {
     }
 }
 
-/// The key that is there, where that is asked for; a new one otherwise.
+/// Returns the existing key with `renew`, otherwise a new one.
 fn key_pair(files: &Files, renew: bool) -> Result<rcgen::KeyPair, CliError> {
     match (files.key.exists(), renew) {
         (true, false) => Err(CliError::Usage(format!(
@@ -191,7 +192,7 @@ fn key_pair(files: &Files, renew: bool) -> Result<rcgen::KeyPair, CliError> {
     }
 }
 
-/// For a POSIX shell.
+/// Quotes a word for a POSIX shell.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/.,:_-[]".contains(c);
     if !text.is_empty() && text.chars().all(plain) && !text.contains('[') {

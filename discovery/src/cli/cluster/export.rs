@@ -1,4 +1,4 @@
-//! `cluster export`: a cluster's CAs, their keys encrypted, for `ca issue`.
+//! `cluster export`: writes a cluster's CAs, with encrypted keys, to a file for `ca issue`.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ pub(super) async fn export(
     printer: &mut Printer,
 ) -> Result<(), CliError> {
     if out.exists() {
-        // Before anything is asked.
+        // Check this before any request.
         return Err(muster_files::Error::Exists(out.to_path_buf()).into());
     }
     let cluster = session.cluster(cluster).await?;

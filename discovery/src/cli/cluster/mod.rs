@@ -1,4 +1,4 @@
-//! `cluster`: what shall be, what is, and what it waits for.
+//! `cluster`: creates, shows and ends clusters, and explains what they wait for.
 
 mod create;
 mod credentials;
@@ -55,7 +55,7 @@ what was allowed stays allowed.")]
         all: bool,
     },
     /// Show a cluster: seats, probes, timeline
-    // What people type: without it clap would offer `restate`.
+    // People often type `status`. Without the alias clap would suggest `restate`.
     #[command(alias = "status")]
     Show {
         /// Name or id
@@ -200,7 +200,7 @@ struct AllowArgs {
 }
 
 impl AllowArgs {
-    /// What is allowed already, and this.
+    /// Returns the permissions in `base` together with these options.
     fn over(self, base: Permissions) -> Permissions {
         Permissions {
             loopback: base.loopback || self.allow_loopback,

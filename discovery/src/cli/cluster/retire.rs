@@ -1,4 +1,4 @@
-//! `cluster retire` and `cluster unretire`: an owner's signature, made here.
+//! `cluster retire` and `cluster unretire`: sign an owner's decision on the owner's machine.
 
 use discovery_types::api::{ClusterView, MemberView};
 use discovery_types::retire::{Retire, Unretire};
@@ -10,13 +10,13 @@ use crate::cli::confirm::Irreversible;
 use crate::cli::printer::{Printer, or_dash, time};
 use crate::cli::session::Session;
 
-/// How a cluster is to be retired.
+/// Arguments of `cluster retire`.
 pub(super) struct Wanted {
-    /// Why, for those who come later.
+    /// Reason, for people who look at the cluster later.
     pub(super) reason: String,
-    /// Although members still report.
+    /// Whether to retire the cluster even if members still report.
     pub(super) force: bool,
-    /// Without a question.
+    /// Whether to skip the confirmation.
     pub(super) yes: bool,
 }
 
@@ -92,7 +92,7 @@ fn reports(member: &MemberView) -> bool {
     member.last_heard_ms.is_some() && !member.is_silent
 }
 
-/// What a retirement ends: the cluster and its members.
+/// Describes what a retirement ends: the cluster and its members.
 fn ends(view: &ClusterView) -> Vec<String> {
     let summary = &view.summary;
     let members = view.present.members.iter().map(|member| {

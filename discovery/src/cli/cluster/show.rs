@@ -1,4 +1,4 @@
-//! `cluster list`, `show` and `explain`.
+//! `cluster list`, `show` and `explain`: print clusters.
 
 use discovery_types::api::{
     AskingHost, ClusterState, ClusterSummary, ClusterView, DirectoryView, Explanation, IntentView,
@@ -41,7 +41,7 @@ fn table(out: &mut Text<'_>, clusters: &[ClusterSummary]) {
     out.table(header, rows);
 }
 
-/// A cluster, what its members say that it is, and the changes that wait.
+/// Output of `cluster show`: the cluster, its members' reports, and its pending changes.
 #[derive(serde::Serialize)]
 struct Shown {
     #[serde(flatten)]
@@ -64,7 +64,7 @@ fn directory(out: &mut Text<'_>, view: &DirectoryView) {
     ]);
 }
 
-/// The members of a cluster that runs, as they are now.
+/// Prints the present members of a running cluster.
 fn members(out: &mut Text<'_>, present: &MembersView) {
     out.line("");
     let rows = present.members.iter().map(|member| {
@@ -195,7 +195,7 @@ fn head(out: &mut Text<'_>, view: &ClusterView) {
     out.fields(&fields);
 }
 
-/// Seat, name, and the address that it comes from.
+/// Returns seat, name and source address of an agent.
 fn who(seat: &SeatView) -> [String; 3] {
     let place = seat.seat.map_or_else(|| "standby".to_owned(), |seat| seat.to_string());
     let from = or_dash(seat.source.as_ref());
@@ -216,7 +216,7 @@ fn seat(seat: &SeatView, state: ClusterState) -> [String; 8] {
         urls(&seat.peer_urls),
         urls(&seat.client_urls),
         if seat.acked { "yes" } else { "-" }.into(),
-        // What was reported last: not news any more once everybody has signed.
+        // Probe results are of interest only until every agent has signed.
         if seat.probes.is_empty() || state != ClusterState::Preparing {
             "-".into()
         } else {
