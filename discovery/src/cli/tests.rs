@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// A stream that a test can read.
+/// An output stream that a test can read.
 #[derive(Clone, Default)]
 struct Captured(Arc<Mutex<Vec<u8>>>);
 
@@ -34,7 +34,7 @@ struct Ran {
     err: String,
 }
 
-/// Runs a command as `main` does. `HOME` in an argument is the test's folder.
+/// Runs a command as `main` does. `HOME` in the arguments becomes the test's folder, `~` a space.
 fn muster(folder: &std::path::Path, line: &str) -> Ran {
     let home = folder.to_str().unwrap();
     let args = line.split(' ').map(|word| word.replace("HOME", home).replace('~', " "));
@@ -66,7 +66,7 @@ fn the_tree_is_sound() {
     Cli::command().debug_assert();
 }
 
-/// What `--help` teaches, for every admin command.
+/// Snapshot of the `--help` text of every admin command.
 #[test]
 fn help_of_each_command() {
     fn walk(command: &mut clap::Command, path: &str, shown: &mut String) {
@@ -76,7 +76,7 @@ fn help_of_each_command() {
         }
         for sub in command.get_subcommands_mut() {
             let name = sub.get_name().to_owned();
-            // What `serve` and `init` can be told is told where they are.
+            // `serve` and `init` are tested with their own arguments.
             if !["serve", "init", "help"].contains(&name.as_str()) {
                 walk(sub, &format!("{path} {name}"), shown);
             }
@@ -134,7 +134,7 @@ fn json_may_be_asked_for_before_the_command_too() {
         let words = std::iter::once("muster-discovery").chain(line.split(' '));
         match Cli::try_parse_from(words) {
             Ok(cli) => assert!(cli.wants_json(), "{line}"),
-            // An owner's key is read while it is parsed.
+            // `--owner` reads its key while the arguments are parsed.
             Err(error) => assert!(error.to_string().contains("--owner"), "{line}: {error}"),
         }
     }

@@ -1,4 +1,4 @@
-//! `token`: made here, and never sent to anyone but the host.
+//! `token`: makes tokens on the admin's machine. A token's secret is sent to nobody but the host.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -162,7 +162,7 @@ async fn create(
     if let Some(out) = &args.out
         && out.exists()
     {
-        // Before anything is asked.
+        // Check this before any request.
         return Err(muster_files::Error::Exists(out.clone()).into());
     }
     let cluster = session.cluster(&args.cluster).await?;
@@ -194,7 +194,7 @@ async fn create(
     };
     let bundle = bundle.expose();
     if let Some(out) = &args.out {
-        // First: a token that is granted and then can't be written would be nobody's.
+        // Write the file first: if that fails, no grant exists for a token that nobody has.
         muster_files::create(out, format!("{}\n", bundle.expose_secret()).as_bytes(), 0o600)?;
     }
     let put = put_grant(session, &grant).await;
@@ -251,11 +251,11 @@ fn hand_out(
     Ok(())
 }
 
-/// Agents whose clock differs by more from the service's sign nothing.
+/// Maximum clock difference in milliseconds: an agent whose clock differs more signs nothing.
 const SKEW_MS: u64 = 30_000;
 
-/// A token lives by the service's clock, which is its Postgres': where that is wrong, tokens expire at
-/// birth, or never.
+/// Warns if this machine's clock and the service's differ. Tokens expire by the service's clock,
+/// which is its Postgres'. With a wrong clock there, tokens expire at once, or never.
 fn clocks_differ(service_ms: i64, own_ms: i64) -> Option<String> {
     let off = service_ms.saturating_sub(own_ms);
     let way = if off > 0 { "ahead of" } else { "behind" };
@@ -269,7 +269,7 @@ fn clocks_differ(service_ms: i64, own_ms: i64) -> Option<String> {
     })
 }
 
-/// What somebody can do who gets hold of the bundle before the cluster commits.
+/// Describes what somebody else could do with the bundle before the cluster commits.
 fn danger(grant: &Grant) -> Option<String> {
     let from = match grant.cidrs.is_empty() {
         true => "from anywhere",
@@ -285,7 +285,7 @@ fn danger(grant: &Grant) -> Option<String> {
     })
 }
 
-/// The grant for a token, with everything checked that can be checked without the service.
+/// Makes the grant of a token, after every check that needs no service.
 fn grant(
     chain: &StatementChain,
     token: &Token,
@@ -323,13 +323,13 @@ fn grant(
         expires_at: now.saturating_add(ttl),
         cidrs: args.cidr.clone(),
         name: args.name.clone(),
-        // Agents have no zone to show: a token bound to one could never be redeemed.
+        // Agents report no zone, so a token bound to one could never be redeemed.
         zone: None,
         replaces: None,
     })
 }
 
-/// `10.1.0.0/16`; an address alone is itself.
+/// Parses a network such as `10.1.0.0/16`. A single address becomes a network of one.
 pub(super) fn parse_block(text: &str) -> Result<IpNet, String> {
     let alone = || text.parse::<std::net::IpAddr>().ok().map(IpNet::from);
     let block = text.parse().ok().or_else(alone);

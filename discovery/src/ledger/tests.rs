@@ -23,7 +23,7 @@ fn commit(cluster_id: Uuid, h: &str) -> Commit {
     }
 }
 
-/// Returns when the writer has let go of the file.
+/// Drops the ledger and waits until its writer has closed the file.
 async fn close(ledger: Ledger) {
     let failed = ledger.failed.clone();
     drop(ledger);
@@ -92,7 +92,7 @@ async fn a_torn_end_is_cut_and_everything_before_it_kept() {
     ledger.ensure(commit(second, BB)).await.unwrap();
     drop(reopened(dir.path(), ledger).await.unwrap());
     let bytes = std::fs::read(&path).unwrap();
-    // Up to the end of its line; what follows is its seal.
+    // Cut anywhere up to the end of the commit's line. The rest of the file is that line's seal.
     let end = bytes[..bytes.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap();
     for cut in whole as usize..=end {
         let torn = tempfile::tempdir().unwrap();
@@ -110,7 +110,7 @@ async fn a_changed_byte_in_the_middle_refuses_to_start_and_says_where() {
     ledger.ensure(commit(Uuid::now_v7(), AA)).await.unwrap();
     drop(reopened(dir.path(), ledger).await.unwrap());
     let bytes = std::fs::read(dir.path().join("ledger.jsonl")).unwrap();
-    // Up to the last seal: one that is torn itself seals nothing.
+    // Change any byte up to the last seal: a damaged seal seals nothing.
     let end = bytes[..bytes.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap();
     for at in 0..end {
         let mut changed = bytes.clone();
@@ -150,7 +150,8 @@ async fn pages_of_a_last_batch_that_reached_the_disk_out_of_order_are_cut() {
     drop(reopened(dir.path(), ledger).await.unwrap());
     let path = dir.path().join("ledger.jsonl");
     let sealed = std::fs::read(&path).unwrap();
-    // A batch of two lines: the start of the first never came, the second did.
+    // Of a batch of two lines, only the end of the first and the whole second line reached the
+    // disk.
     let line = file::encode(&Line::Commit(Box::new(commit(second, BB)))).unwrap();
     let mut torn = line.clone();
     torn[..20].fill(0);
@@ -160,7 +161,7 @@ async fn pages_of_a_last_batch_that_reached_the_disk_out_of_order_are_cut() {
     assert_eq!(ledger.commits(), 1);
     assert!(ledger.whole(first).is_some(), "what was sealed stays");
     drop(reopened(dir.path(), ledger).await.unwrap());
-    // The same with a seal behind it was durable once: that is damage.
+    // With a seal after it, the batch was durable once, so this is damage.
     let seal = file::encode(&Line::Seal).unwrap();
     std::fs::write(&path, [&sealed[..], &batch, &seal].concat()).unwrap();
     let refused = Ledger::open(dir.path());
@@ -176,14 +177,14 @@ async fn how_far_the_database_had_come_outlives_a_kill_and_never_goes_back() {
     let length = || std::fs::metadata(dir.path().join("ledger.jsonl")).unwrap().len();
     let before = length();
     ledger.note(Seen { beat: 3, ..seen(9) }).await.unwrap();
-    // Two looks at a time: the one that began first may end last.
+    // Of two concurrent looks, the one that started first may finish last.
     ledger.note(Seen { beat: 2, ..seen(8) }).await.unwrap();
     let furthest = Seen { beat: 3, ..seen(9) };
     assert_eq!(ledger.seen(), Some(furthest.clone()));
     let killed = reopened(dir.path(), ledger).await.unwrap();
     assert_eq!(killed.seen(), Some(furthest));
     assert_eq!(length(), before, "the ledger doesn't grow with time");
-    // Of another generation it says nothing.
+    // A position of another generation doesn't count.
     let next = Seen { generation: 2, ..seen(5) };
     killed.note(next.clone()).await.unwrap();
     let reset = reopened(dir.path(), killed).await.unwrap();
@@ -203,7 +204,7 @@ async fn the_first_commit_of_a_cluster_stays_and_gets_its_document_later() {
     ledger.take(copied(4, &[(bare, BB)])).await.unwrap();
     let other = ledger.ensure(commit(bare, BB)).await;
     assert!(matches!(other, Err(LedgerError::Contradiction { .. })), "{other:?}");
-    // As a program that forgot to ask would write it.
+    // Append without the check of `ensure`, as a faulty caller would.
     ledger.append(vec![Line::Commit(Box::new(commit(bare, BB)))]).await.unwrap();
     for _ in 0..2 {
         let h = commit(whole, AA).hash().unwrap();
@@ -220,14 +221,14 @@ async fn the_first_commit_of_a_cluster_stays_and_gets_its_document_later() {
     ledger.ensure(commit(bare, AA)).await.unwrap();
     assert!(ledger.whole(bare).is_some());
     assert_eq!(ledger.commits(), 2);
-    // Filling it from the start once more moves nothing back; another generation begins anew.
+    // A second fill from the start moves no mark back. A new generation starts with an empty mark.
     ledger.take(copied(1, &[])).await.unwrap();
     assert_eq!(ledger.known().unwrap().copied.number, 4);
     ledger.note(Seen { generation: 2, ..seen(1) }).await.unwrap();
     assert_eq!(ledger.known().unwrap().copied, Mark::START);
 }
 
-/// Which commits have to be looked up in the database when a process starts.
+/// Commits that a process must look up in the database when it starts.
 #[tokio::test]
 async fn a_commit_is_unconfirmed_until_a_copy_shows_it_and_a_new_generation_compares_all() {
     let dir = tempfile::tempdir().unwrap();
@@ -241,7 +242,7 @@ async fn a_commit_is_unconfirmed_until_a_copy_shows_it_and_a_new_generation_comp
     ledger.take(copied(1, &[(late, AA), (others, AA)])).await.unwrap();
     ledger.ensure(commit(own, AA)).await.unwrap();
     ledger.ensure(commit(late, AA)).await.unwrap();
-    // Another list of it is no confirmation.
+    // A commit of another list doesn't confirm it.
     ledger.take(copied(2, &[(own, BB)])).await.unwrap();
     assert_eq!(unconfirmed(&ledger), [own]);
     let ledger = reopened(dir.path(), ledger).await.unwrap();
@@ -252,7 +253,7 @@ async fn a_commit_is_unconfirmed_until_a_copy_shows_it_and_a_new_generation_comp
 
     ledger.note(Seen { generation: 2, ..seen(1) }).await.unwrap();
     assert!(!ledger.is_compared());
-    // Of the generation before: it says nothing of this one.
+    // A comparison in the last generation doesn't count for this one.
     ledger.take(Copied { compared: true, ..copied(3, &[]) }).await.unwrap();
     assert!(!ledger.is_compared());
     ledger.take(Copied { generation: 2, compared: true, ..copied(3, &[]) }).await.unwrap();
@@ -289,7 +290,7 @@ async fn after_a_failed_write_nothing_more_is_taken() {
     let (failed_sender, failed) = tokio::sync::watch::channel(false);
     let index = Arc::new(RwLock::new(Index::default()));
     let shared = index.clone();
-    // A disk that is full for the first write, and would have room for the next.
+    // The disk is full for the first write, and would have space for the next.
     let dir = tempfile::tempdir().unwrap();
     let fifo = file::LedgerFile::over(std::fs::File::create("/dev/full").unwrap(), dir.path());
     let writer =
@@ -318,7 +319,7 @@ async fn admins_are_kept_in_their_order_and_another_chain_is_left_alone() {
     assert_eq!(ledger.admins(), ["a", "b", "c"]);
 }
 
-/// strace, attached to this very program: who called what, in order.
+/// strace, attached to this test process: records the system calls in order.
 struct Trace {
     strace: std::process::Child,
     output: std::path::PathBuf,
@@ -333,7 +334,7 @@ impl Trace {
         strace.arg("-o").arg(&output).arg("-p").arg(std::process::id().to_string());
         let strace = strace.stderr(std::process::Stdio::null()).spawn().ok()?;
         let mut trace = Trace { strace, output };
-        // It traces every thread as soon as it writes down what this one does.
+        // Open a probe file until the trace contains it: from then on every thread is traced.
         for attempt in 0..200 {
             if trace.strace.try_wait().unwrap().is_some() {
                 return None;
@@ -348,7 +349,7 @@ impl Trace {
         None
     }
 
-    /// The calls on files in `dir`, and the marks of [`mark`], in their order.
+    /// Returns the calls on files in `dir` and those of [`mark`], in order.
     fn calls(mut self, dir: &Path) -> Vec<String> {
         mark("end-of-trace");
         let wanted = |text: &str| text.contains("end-of-trace");
@@ -362,17 +363,18 @@ impl Trace {
         let folder = dir.display().to_string();
         let lines = text.lines().filter(|line| line.contains(&folder) || line.contains("/mark-"));
         let call = |line: &str| line.split_once(' ').map(|(_, call)| call.trim().to_owned());
-        // A call that another thread's came into the middle of: its beginning tells all.
+        // Skip the second half of an interrupted call: its first half names the file.
         lines.filter(|line| !line.contains(" resumed>")).filter_map(call).collect()
     }
 }
 
-/// Something that a trace shows.
+/// Makes a call that is visible in the trace.
 fn mark(what: &str) {
     let _ = std::fs::File::open(format!("/mark-{what}"));
 }
 
-/// The place of the first call after `from` that begins and contains so.
+/// Returns the index after the next call at or after `from` that starts with `call` and contains
+/// `part`.
 #[track_caller]
 fn next(calls: &[String], from: usize, call: &str, part: &str) -> usize {
     let found =
@@ -385,7 +387,8 @@ async fn what_is_answered_for_is_written_synced_renamed_and_its_folder_synced_be
     let root = tempfile::tempdir().unwrap();
     let Some(trace) = Trace::attach(root.path()) else {
         assert!(std::env::var_os("CI").is_none(), "strace cannot be used");
-        // Straight to standard error: the test runner keeps what a test that passes has printed.
+        // Write to standard error directly: the test runner captures the normal output of passing
+        // tests.
         let _ = writeln!(std::io::stderr(), "SKIPPED: strace cannot be used");
         return;
     };
@@ -403,7 +406,7 @@ async fn what_is_answered_for_is_written_synced_renamed_and_its_folder_synced_be
     let calls = trace.calls(root.path());
     let file = "ledger.jsonl";
     let mut at = next(&calls, 0, "openat", file);
-    // The name is durable before the process counts as one.
+    // The ledger's file name is durable before the process counts as started.
     at = next(&calls, at, "write", "header");
     at = next(&calls, at, "fdatasync", file);
     at = next(&calls, at, "fsync", "traced>");

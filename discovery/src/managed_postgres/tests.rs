@@ -8,7 +8,7 @@ fn settings(dir: &Path) -> Settings {
     Settings { dir: dir.to_owned(), binaries: None, user: "postgres".into() }
 }
 
-/// A folder that an unprivileged user may pass.
+/// Makes a folder that an unprivileged user may enter.
 fn folder() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
     tempfile::Builder::new()
@@ -56,7 +56,8 @@ async fn it_starts_survives_a_kill_and_keeps_its_data_over_a_restart() {
 
     postgres.stop().await;
     assert!(!dir.join("data/postmaster.pid").exists(), "it was stopped in order");
-    // As a machine that lost power leaves it, with a number that somebody else has now.
+    // A machine that lost power leaves such a file, whose process id now belongs to another
+    // process.
     std::fs::write(dir.join("data/postmaster.pid"), "1\n/nowhere\n0\n5432\n\n\n\n").unwrap();
     let postgres = ManagedPostgres::start(settings(&dir)).await.unwrap();
     assert_eq!(number(&postgres).await.unwrap(), 2);
@@ -117,7 +118,7 @@ fn dropping_the_handle_stops_the_server() {
 async fn what_the_servers_user_could_replace_is_neither_followed_nor_given_away() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
     if !rustix::process::geteuid().is_root() {
-        // There is nobody to give anything to.
+        // Without root there is no other user to give files to.
         return;
     }
     let folder = folder();
@@ -131,7 +132,7 @@ async fn what_the_servers_user_could_replace_is_neither_followed_nor_given_away(
         assert_ne!(owner(&dir.join(own)).uid(), 0, "{own}");
     }
     postgres.stop().await;
-    // As a directory that was once the user's own may hold.
+    // Symbolic links, as in a directory that once belonged to the unprivileged user.
     let target = folder.path().join("target");
     for (link, is_dir) in [("run", true), ("postgres.log", false), ("lock", false)] {
         let (path, kept) = (dir.join(link), dir.join("kept"));

@@ -1,4 +1,4 @@
-//! Who may do what.
+//! Tests of authentication and authorisation.
 
 use std::sync::Arc;
 
@@ -92,7 +92,7 @@ async fn tokens_and_assertions_that_are_not_quite_right_are_refused() {
         timed += u32::from(clock);
     }
     assert_eq!(timed, 2, "a clock that is wrong may be right the next time");
-    // One that the owner signs for itself.
+    // An access token that the owner has signed for itself.
     let good = service.app().token(world.owner.public(), discovery_types::access::Subject::Admin);
     let claims: AccessToken = good.access_token.claims_unverified(Typ::Access).unwrap();
     let forged = format!("Bearer {}", claims.sign(&world.owner));
@@ -146,7 +146,7 @@ async fn admins_come_and_go_by_the_owner_signed_chain_at_once() {
 async fn an_admin_planted_in_the_database_is_nobody_and_raises_an_alarm() {
     let world = World::new().await;
     let mut args = world.args("ledger");
-    // A sweep reads the rows as well, and may count them at the same time.
+    // No further sweep: it reads the rows too, and could count the alarm at the same time.
     args.times.sweep = std::time::Duration::from_secs(3_600);
     let service = crate::server::start(args).await.unwrap();
     let thief = Arc::new(SigningKey::generate());

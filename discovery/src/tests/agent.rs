@@ -1,4 +1,4 @@
-//! An agent without a host: the real protocol by the real client, driven step by step.
+//! A test agent without a host: the real client and protocol, driven step by step.
 
 use std::sync::Arc;
 
@@ -30,13 +30,13 @@ pub(super) struct Agent {
     pub nonce: Nonce,
     pub highest_epoch: u64,
     token: SigningKey,
-    /// What the bundle pins.
+    /// Hash of the statement that the bundle pins.
     pub statement: Digest,
     service: Digest,
 }
 
 impl Agent {
-    /// `number` makes its name and its ports.
+    /// Makes an agent. `number` determines its name and ports.
     pub(super) fn new(
         world: &World,
         service: &Running,
@@ -73,7 +73,7 @@ impl Agent {
         }
     }
 
-    /// Speaks to another service from now on.
+    /// Connects to another service from now on.
     pub(super) fn turn_to(&mut self, world: &World, service: &Running) {
         self.client = world.client(service, Some(&self.key));
     }
@@ -120,7 +120,7 @@ impl Agent {
         Session { boot: self.boot, nonce: self.nonce }
     }
 
-    /// Says that it reached everybody.
+    /// Reports that every other seat was reached.
     pub(super) async fn probe(&self, seen: &PollResponse) -> Result<PollResponse, ClientError> {
         let proposal = seen.proposal.as_ref().unwrap();
         let Standing::Seated(own) = seen.standing else { panic!("{:?}", seen.standing) };
@@ -137,7 +137,7 @@ impl Agent {
         self.client.probes(self.record.cluster, &request).await
     }
 
-    /// Signs what it was shown, after verifying it as a real agent does.
+    /// Signs the shown proposal, after verifying it as a real agent does.
     pub(super) async fn ack(&mut self, seen: &PollResponse) -> Result<PollResponse, ClientError> {
         let chain = StatementChain::verify_links(&seen.statements).unwrap();
         let proposal = seen.proposal.as_ref().unwrap();
@@ -147,7 +147,7 @@ impl Agent {
         self.client.ack(self.record.cluster, &ack.sign(&self.key)).await
     }
 
-    /// Polls until `wanted`.
+    /// Polls until a response satisfies `wanted`.
     pub(super) async fn until(&self, wanted: impl Fn(&PollResponse) -> bool) -> PollResponse {
         let mut seen = self.poll(None).await.unwrap();
         while !wanted(&seen) {
@@ -156,7 +156,7 @@ impl Agent {
         seen
     }
 
-    /// The document, verified whole.
+    /// Returns the delivered document, fully verified.
     pub(super) fn document(&self, seen: &PollResponse) -> VerifiedDocument {
         let delivered = seen.document.as_ref().unwrap();
         let chain = StatementChain::verify_links(&delivered.statements).unwrap();
@@ -164,8 +164,8 @@ impl Agent {
     }
 }
 
-/// Redeems for all, then probes and signs until the cluster is committed. Returns what the last
-/// one was answered.
+/// Redeems for all agents, then probes and signs until the cluster is committed. Returns the last
+/// agent's response.
 pub(super) async fn form(agents: &mut [Agent]) -> PollResponse {
     for agent in agents.iter() {
         agent.redeem().await.unwrap();
@@ -173,7 +173,7 @@ pub(super) async fn form(agents: &mut [Agent]) -> PollResponse {
     sign(agents).await
 }
 
-/// Probes and signs for agents who sit.
+/// Probes and signs for agents that have seats. Returns the last agent's response.
 pub(super) async fn sign(agents: &mut [Agent]) -> PollResponse {
     let mut last = None;
     for agent in agents.iter_mut() {

@@ -1,4 +1,4 @@
-//! Postgres away, and back.
+//! Tests with a Postgres that dies, stops responding, or loses its database.
 
 use std::path::Path;
 use std::time::Duration;
@@ -30,7 +30,7 @@ async fn without_postgres_the_service_lives_says_so_and_comes_back_with_it() {
 
     drop(silent);
     kill_process(pid, Signal::KILL).unwrap();
-    // Those that it has made outlive it for a moment, and still answer.
+    // Backends outlive their postmaster for a moment, and still answer.
     eventually("another one answers", async || {
         service.postgres_pid().is_some_and(|new| new != pid.as_raw_nonzero().get() as u32)
             && admin.list_clusters(None).await.is_ok()
@@ -42,7 +42,7 @@ async fn without_postgres_the_service_lives_says_so_and_comes_back_with_it() {
     assert!(!pg.path().join("pg/data/postmaster.pid").exists(), "stopped in order");
 }
 
-/// Agents that poll, redeem, wait for a lock; an admin: whatever they were about.
+/// Requests of every kind: agents that poll, redeem or wait for a lock, and an admin.
 #[tokio::test]
 async fn a_postgres_that_falls_silent_keeps_no_request_waiting() {
     const SOON: Duration = Duration::from_secs(60);
@@ -54,7 +54,7 @@ async fn a_postgres_that_falls_silent_keeps_no_request_waiting() {
     let token = world.token(&admin, &statement).await;
     let agents: Vec<Agent> =
         (1..=3).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
-    // So that the pool has connections that lie idle.
+    // Fill the pool with idle connections.
     let _ = tokio::join!(agents[0].redeem(), agents[0].poll(None), agents[1].redeem());
     let lock = "BEGIN; SELECT 1 FROM clusters FOR UPDATE";
     let mut locker = service.app().store.acquire().await.unwrap();
@@ -115,7 +115,7 @@ async fn a_database_that_was_dropped_is_named_with_the_way_back() {
     service.stop().await;
 }
 
-/// With a Postgres of its own.
+/// Starts a service with a managed Postgres.
 async fn serve_with_postgres(world: &World, dir: &Path) -> Running {
     let mut args = world.args("ledger");
     args.database.database_url = None;
@@ -127,11 +127,12 @@ fn postmaster(service: &Running) -> Pid {
     Pid::from_raw(service.postgres_pid().unwrap() as i32).unwrap()
 }
 
-/// A Postgres that neither answers nor dies nor is started again, as long as this lives.
+/// A Postgres whose processes are stopped with SIGSTOP until this value is dropped. It neither
+/// answers nor dies, so nobody restarts it.
 struct Silent(Vec<Pid>);
 
 impl Silent {
-    /// The postmaster first: it makes no more of them.
+    /// Stops the postmaster first, so that it forks no further backends.
     fn make(postmaster: Pid) -> Self {
         kill_process(postmaster, Signal::STOP).unwrap();
         while !stands_still(postmaster) {
@@ -154,7 +155,8 @@ impl Drop for Silent {
     }
 }
 
-/// A signal to stop is obeyed when its process gets to run. See proc_pid_stat(5).
+/// Whether SIGSTOP has taken effect, which happens only when the process is scheduled. See
+/// proc_pid_stat(5).
 fn stands_still(process: Pid) -> bool {
     let id = process.as_raw_nonzero();
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();

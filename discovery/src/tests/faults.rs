@@ -1,4 +1,4 @@
-//! What the service can't do is said where its operator looks.
+//! Tests of the log: failures are reported where an operator looks.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -8,7 +8,7 @@ use discovery_types::problem::Code;
 
 use super::support::World;
 
-/// What the test program logs.
+/// Captured log of the test program.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -23,7 +23,7 @@ impl Write for Log {
     }
 }
 
-/// Lines about `text`, from the first call on.
+/// Returns the log lines that contain `text`. The first call starts the capture.
 fn logged(text: &str) -> Vec<String> {
     static LOG: OnceLock<Log> = OnceLock::new();
     let log = LOG.get_or_init(|| {

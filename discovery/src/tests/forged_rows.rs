@@ -1,4 +1,4 @@
-//! What whoever may write to the database, or sits in a seat, can't do.
+//! Tests of attacks by somebody who can write to the database, or who has a seat.
 
 use data_encoding::BASE64URL_NOPAD;
 use discovery_types::api::{ClusterState, ReportRequest};
@@ -100,7 +100,7 @@ async fn an_epoch_that_nobody_proposed_moves_nothing_and_the_cluster_forms() {
     }
     agents[0].highest_epoch = 0;
     assert_eq!(form(&mut agents).await.state, ClusterState::Committed);
-    // A counter that no row can hold is refused, and not stored as another one.
+    // A counter too large for a row is refused, rather than stored as another number.
     agents[0].boot = u64::MAX;
     let refused = agents[0].poll(None).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::InvalidRequest), "{refused}");
@@ -129,7 +129,7 @@ async fn an_agent_that_was_restarted_after_its_launch_reports_and_the_cluster_is
         raft_index: 4,
         membership: None,
     };
-    // The same counter from another run is somebody else.
+    // The same boot counter with another nonce means another process.
     agent.nonce = Nonce::random();
     let refused = agent.client.report(statement.cluster, &report(&agent)).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::KeyElsewhere), "{refused}");
@@ -139,7 +139,7 @@ async fn an_agent_that_was_restarted_after_its_launch_reports_and_the_cluster_is
     service.stop().await;
 }
 
-/// The same, padded: whoever signs chooses how the payload is written.
+/// Returns `short` with a padded payload: the signer chooses how the payload is written.
 fn padded(short: &Jws, key: &SigningKey, spaces: usize) -> Jws {
     let mut parts = short.as_str().split('.');
     let header = parts.next().unwrap();
@@ -177,7 +177,8 @@ async fn a_seat_that_was_padded_is_refused_so_that_the_document_stays_readable()
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
-    // Each is as long as one of its kind may be, or almost: base64 has four characters for three.
+    // Each text has about the maximum length of its kind. Base64 has four characters for three
+    // bytes.
     let filled = |jws: Jws, key: &SigningKey, length: usize| {
         padded(&jws, key, length.saturating_sub(jws.as_str().len()) * 3 / 4)
     };
@@ -315,11 +316,11 @@ async fn one_cluster_that_cannot_be_read_keeps_no_other_from_being_looked_after(
     service.stop().await;
 }
 
-/// How many assertions there are that nobody is forgetting: waits for whoever is in the middle of it.
+/// Counts the expired assertions. The row locks make it wait for a process that is deleting them.
 const ASSERTIONS_LEFT: &str =
     "SELECT count(*) FROM (SELECT FROM used_assertions WHERE expires_us = 0 FOR UPDATE) AS kept";
 
-/// 2,500 assertions that expired long ago.
+/// Inserts 2,500 assertions that expired long ago.
 async fn expired_assertions(connection: &mut PgConnection) {
     sqlx::raw_sql(
         "INSERT INTO used_assertions SELECT sha256('x'), i::text, 0 FROM generate_series(1, 2500) i",

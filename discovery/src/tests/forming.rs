@@ -1,4 +1,4 @@
-//! Clusters form.
+//! Tests of clusters that form.
 
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ async fn the_fourth_agent_waits_and_is_told_when_the_seats_are_gone() {
 async fn two_processes_on_one_postgres_serve_one_formation() {
     let world = World::new().await;
     let one = world.serve().await;
-    // It does not come upon the news by itself, as long as a poll is parked.
+    // The second process doesn't sweep, so only a notification can wake its poll in time.
     let mut args = parks(world.args("ledger-2"));
     args.times.sweep = Duration::from_secs(3_600);
     let two = crate::server::start(args).await.unwrap();
@@ -104,7 +104,7 @@ async fn two_processes_on_one_postgres_serve_one_formation() {
     for agent in &agents[..2] {
         agent.redeem().await.unwrap();
     }
-    // Parked at the second process, woken by what happens at the first.
+    // The poll waits at the second process and is woken by a change at the first.
     let waiting = agents[1].poll(None).await.unwrap().rev;
     let (woken, _) = tokio::join!(agents[1].poll(Some(waiting)), async {
         agents[2].redeem().await.unwrap();
@@ -131,8 +131,7 @@ async fn a_seat_whose_agent_goes_silent_goes_to_the_standby() {
     for agent in &agents {
         agent.redeem().await.unwrap();
     }
-    // The first has said nothing for as long as its lease; its list is given up, and the third sits in
-    // its place.
+    // The first agent's lease lapses, so its list is abandoned. The third agent gets the seat.
     sqlx::raw_sql(
         "UPDATE agents SET lease_us = 1, held_us = 1 WHERE seat = 1;
          UPDATE clusters SET next_deadline_us = 1",
@@ -180,7 +179,7 @@ async fn every_answer_can_be_lost_and_asked_for_again() {
     service.stop().await;
 }
 
-/// As a clock leaves them that was an hour ahead and was set right.
+/// Stored times are an hour ahead, as after a clock that was wrong and was then corrected.
 #[tokio::test]
 async fn times_that_were_stored_an_hour_ahead_are_over_in_time() {
     let world = World::new().await;

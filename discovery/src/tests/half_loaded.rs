@@ -1,4 +1,4 @@
-//! A dump that is being loaded while services run: none of them writes before all of it is there.
+//! Tests of a dump that is loaded while services run: they write nothing before it is complete.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use discovery_types::api::ClusterState;
 use super::support::{Database, World, eventually, file_of};
 use crate::server::start;
 
-/// Many sweeps, and as many connections.
+/// Time for many sweeps and connections.
 const A_WHILE: Duration = Duration::from_millis(1_500);
 
 async fn generation(world: &World) -> i64 {
@@ -17,7 +17,7 @@ async fn generation(world: &World) -> i64 {
         .unwrap()
 }
 
-/// Tables, rows, and all that is made after them but for one part.
+/// Loads a dump without the item that contains `last`. Returns that item's line of the list.
 async fn load_all_but(world: &World, dump: &[u8], last: &str) -> String {
     let parts = Database::parts(dump);
     let (rest, first): (Vec<&str>, Vec<&str>) = parts.lines().partition(|line| line.contains(last));

@@ -1,4 +1,4 @@
-//! A database with so many decisions that no connection can copy them before its first use.
+//! Tests of a database with too many decisions for a connection to copy before its first use.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::metrics::Metrics;
 use crate::server::{Running, ServeArgs, start};
 use crate::store::{PoolSettings, connect};
 
-/// More than a pool's patience lets a single connection copy, even on a fast machine.
+/// More decisions than one connection can copy in the pool's time limit, even on a fast machine.
 const MANY: i64 = 400_000;
-/// Several looks' worth.
+/// Enough decisions for several looks.
 const SEVERAL: i64 = 12_000;
 
-/// Commits of clusters whose rows don't matter here: a ledger copies cluster and hash alone.
+/// Inserts decisions about clusters without rows: a ledger copies only a cluster's id and hash.
 async fn decide_many(database: &Database, count: i64) {
     sqlx::query(
         "INSERT INTO decisions
@@ -34,7 +34,7 @@ async fn decide_many(database: &Database, count: i64) {
     .unwrap();
 }
 
-/// Nothing is swept or hinted at: only a look or a decision notices what is new.
+/// Arguments without sweeps: only a look or a decision notices new decisions.
 fn unswept(world: &World) -> ServeArgs {
     let mut args = world.args("ledger");
     args.times.sweep = std::time::Duration::from_secs(3_600);
@@ -55,7 +55,7 @@ async fn a_service_with_a_new_ledger_starts_over_many_decisions_and_fills_it_mea
     world.serve().await.stop().await;
     decide_many(&world.database, MANY).await;
 
-    // It answers at once, says how far it has come, and is ready once the ledger has all.
+    // The service answers at once, reports its progress, and is ready once the ledger is complete.
     let two = start(world.args("ledger-2")).await.unwrap();
     let (status, said) = get(&world, &two, "/readyz").await;
     assert_eq!(status, 200, "{said}");
@@ -66,7 +66,7 @@ async fn a_service_with_a_new_ledger_starts_over_many_decisions_and_fills_it_mea
     assert_eq!(two.app().store.ledger().commits() as i64, MANY);
     two.stop().await;
 
-    // The chain's hash fits: the whole ledger is neither copied nor compared again.
+    // The chain's hash matches, so the ledger is neither copied nor compared again.
     let two = start(world.args("ledger-2")).await.unwrap();
     assert!(two.app().store.watch().is_complete(1));
     two.stop().await;
@@ -78,7 +78,7 @@ async fn a_fill_that_was_cut_short_goes_on_from_there() {
     world.serve().await.stop().await;
     decide_many(&world.database, SEVERAL).await;
 
-    // A process that ends after its first look.
+    // This process ends after its first look.
     let folder = world.folder.path().join("ledger-2");
     let ledger = Ledger::open(&folder).unwrap();
     let options: PgConnectOptions = world.database.url().parse().unwrap();
@@ -121,7 +121,7 @@ async fn a_process_whose_ledger_is_being_filled_answers_and_decides_nothing() {
     let watch = one.app().store.watch();
     swept(&one).await;
 
-    // The task that fills it is kept from doing so.
+    // Hold the lock of the filling task, so that it can't fill the ledger.
     let held = watch.filling.lock().await;
     watch.set_incomplete();
     let refused = agent.redeem().await.unwrap_err();
@@ -154,7 +154,7 @@ async fn who_lacks_many_decisions_of_others_copies_them_before_it_freezes_a_list
     swept(&one).await;
     let held = store.watch().filling.lock().await;
     decide_many(&world.database, SEVERAL).await;
-    // Under a cluster's lock a part of them is copied.
+    // Under a cluster's lock only a part of the decisions is copied.
     let refused = agent.redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::Overloaded), "{refused}");
     assert_eq!(store.ledger().commits(), LOOK_LIMIT);

@@ -1,4 +1,4 @@
-//! What members say of their cluster, who believes it, and what follows for whom.
+//! Tests of members' reports: which are believed, and what follows from them.
 
 use discovery_types::api::{InitialMember, IntentState, Outcome};
 use discovery_types::client::ClientError;
@@ -18,7 +18,8 @@ async fn only_members_agents_read_and_report_and_none_of_itself() {
     let newcomer = cluster.newcomer(9).await;
     let intent = newcomer.join().await.unwrap().intent;
     let operation = intent.intent.operation;
-    // The newcomer holds no right over the cluster, and doesn't say that it was added.
+    // A newcomer that isn't added has no rights over the cluster, and can't report its own
+    // addition.
     assert_eq!(code(newcomer.client.intents(id, None, false).await), Code::Forbidden);
     assert_eq!(code(cluster.say(&newcomer, &intent, added(77), 20).await), Code::Forbidden);
     let other = cluster.newcomer(8).await;
@@ -33,7 +34,7 @@ async fn only_members_agents_read_and_report_and_none_of_itself() {
         Code::UnknownKey
     );
 
-    // A member of another cluster.
+    // The agent of another cluster's member has no rights here.
     let stranger = world_of_another(&cluster).await;
     assert_eq!(code(stranger.client.intents(id, None, false).await), Code::Forbidden);
     assert_eq!(code(stranger.client.intent(id, operation, None).await), Code::Forbidden);
@@ -42,7 +43,7 @@ async fn only_members_agents_read_and_report_and_none_of_itself() {
     assert_eq!(code(stranger.client.directory(id).await), Code::Forbidden);
     assert_eq!(code(stranger.client.export_cluster(id).await), Code::Forbidden);
 
-    // Words that don't fit, or come too late.
+    // Outcomes that don't fit the intent, or arrive too late, are refused.
     let founders_own = Outcome::Added { member: cluster.id(founder), initial_cluster: initial() };
     assert_eq!(code(cluster.say(founder, &intent, founders_own, 20).await), Code::Conflict);
     let member = MemberId::new(77);
@@ -69,7 +70,7 @@ fn initial() -> Vec<InitialMember> {
     initial_cluster
 }
 
-/// The only member of another cluster of the same service.
+/// Returns the agent of the only member of another cluster of the same service.
 async fn world_of_another(cluster: &Formed) -> Agent {
     let (world, admin, service) = (&cluster.world, &cluster.admin, &cluster.service);
     let statement = world.cluster(admin, "other", 1).await;
@@ -92,7 +93,7 @@ async fn the_directory_believes_a_quorum_of_who_had_a_vote_and_goes_forward_only
     assert_eq!(cluster.confirmed().await, None);
     say(1, 3, &all).await;
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
-    // One liar, however often.
+    // One false reporter changes nothing, however often it reports.
     for configuration in 50..60 {
         say(2, configuration, &[(c, false)]).await;
     }
@@ -101,11 +102,11 @@ async fn the_directory_believes_a_quorum_of_who_had_a_vote_and_goes_forward_only
     say(0, 7, &[(a, false), (b, false), (d, true)]).await;
     say(1, 7, &[(a, false), (b, false), (d, true)]).await;
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, d]));
-    // Back to what was, by who was late.
+    // Late reports of the old list change nothing.
     say(0, 3, &all).await;
     say(1, 3, &all).await;
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, d]));
-    // What was planned on the list before is stale, and who is gone can't go again.
+    // A change planned on the old list is stale, and a removed member can't be removed again.
     let stale = Order { planned_at: Some(3), ..cluster.order(remove(b)) };
     assert_eq!(code(cluster.put(&stale).await), Code::StalePlan);
     let planned = Order { planned_at: Some(7), ..cluster.order(remove(b)) };
@@ -113,7 +114,7 @@ async fn the_directory_believes_a_quorum_of_who_had_a_vote_and_goes_forward_only
     for gone in [c, MemberId::new(99)] {
         assert_eq!(code(cluster.put(&cluster.order(remove(gone))).await), Code::OrderRefused);
     }
-    // A ticket is planned on the newest list.
+    // A new ticket's intent is planned on the newest list.
     let intent = cluster.newcomer(9).await.join().await.unwrap().intent;
     assert_eq!(intent.intent.planned_at, Some(7));
     cluster.service.stop().await;
@@ -141,7 +142,7 @@ async fn what_is_believed_may_make_a_quorum_for_what_was_said_before() {
 #[tokio::test]
 async fn a_report_of_numbers_that_no_log_has_is_refused_and_a_wrong_one_is_put_right_by_the_next() {
     const MAX: u64 = i64::MAX as u64;
-    /// The highest that is taken.
+    /// The highest accepted number.
     const WRONG: u64 = 1 << 53;
     let cluster = Formed::of(3).await;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
@@ -151,13 +152,14 @@ async fn a_report_of_numbers_that_no_log_has_is_refused_and_a_wrong_one_is_put_r
         let refused = cluster.report(liar, configuration, index, &all).await;
         assert_eq!(code(refused), Code::InvalidRequest, "{configuration:?} {index}");
     }
-    // A possible one is taken and moves nobody; and its reporter counts again with the next.
+    // A possible but false number is accepted and confirms nothing. The reporter's next report
+    // counts again.
     cluster.report(liar, Some(WRONG), WRONG, &[(c, false)]).await.unwrap();
     cluster.report(&cluster.agents[1], Some(3), 12, &all).await.unwrap();
     assert_eq!(cluster.confirmed().await, None);
     cluster.report(liar, Some(3), 13, &all).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
-    // What it says with the others, but for a place where none of them comes, moves the place not.
+    // A false position with the true list doesn't move the confirmed position.
     cluster.report(liar, Some(5), WRONG, &all[..2]).await.unwrap();
     cluster.report(&cluster.agents[0], Some(5), 20, &all[..2]).await.unwrap();
     let shown = cluster.admin.directory(cluster.statement.cluster).await.unwrap().view.unwrap();
@@ -186,7 +188,7 @@ async fn an_outcome_from_beyond_the_log_keeps_no_other_agent_from_speaking() {
     cluster.service.stop().await;
 }
 
-/// Whoever was a quorum alone makes another cluster of its data, in which its member has another id.
+/// The only member of a cluster recovers its data into a new Raft cluster, where it has another id.
 #[tokio::test]
 async fn a_recovered_clusters_list_removes_nobody_from_the_founded_one() {
     let cluster = Formed::of(1).await;
@@ -211,7 +213,7 @@ async fn a_removed_members_agent_hears_that_from_every_call() {
     let removed = Outcome::Removed { member: c };
     cluster.say(&cluster.agents[0], &intent, removed, 12).await.unwrap();
     let gone = &cluster.agents[2];
-    // One member's word removes nobody here.
+    // A single member's report removes nobody.
     assert!(gone.poll(None).await.is_ok());
     assert!(gone.client.leaves(id, &gone.record.csr).await.is_ok());
     for who in [0, 1] {
@@ -230,14 +232,14 @@ async fn a_removed_members_agent_hears_that_from_every_call() {
     assert_eq!(code(client.document(id).await), Code::Removed);
     let other = cluster.newcomer(9).await.join().await.unwrap().intent;
     assert_eq!(code(cluster.say(gone, &other, added(77), 99).await), Code::Removed);
-    // A new access token neither.
+    // A removed member's agent gets no new access token either.
     let anew = cluster.world.client(&cluster.service, Some(&gone.key));
     let error = anew.statements(id).await.unwrap_err();
     let ClientError::Problem(problem) = error else { panic!("{error}") };
     let removal = problem.removal.unwrap();
     assert_eq!((removal.member, removal.by.as_str()), (c, "owner"));
     assert!(problem.status == 410 && removal.at_ms > 0);
-    // Nor does it join anew with the keys that it had.
+    // Nor can it join again with its old keys.
     let ticket = cluster.world.ticket(&cluster.admin, &cluster.statement).await;
     let mut back = Agent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, 9);
     back.record.incarnation = gone.record.incarnation;
@@ -267,7 +269,7 @@ async fn a_member_renews_its_leaves_over_its_own_key_alone_at_where_it_moved() {
         names(&moved.peer)
     );
     assert!(!names(&moved.peer).iter().any(|name| name.contains("7f:00:00:01")));
-    // Clients are told of both: they may have been told of the place before.
+    // The client certificate contains both hosts, because clients may still use the old one.
     for place in ["7f:00:00:01", "7f:00:00:09"] {
         assert!(names(&moved.client).iter().any(|name| name.contains(place)), "{place}");
     }

@@ -1,4 +1,4 @@
-//! Changes of a cluster that runs: tickets, orders, and what agents say became of them.
+//! Tests of changes of running clusters: tickets, orders, and agents' reports about them.
 
 mod members;
 mod orders;
@@ -23,14 +23,14 @@ use super::agent::{Agent, form};
 use super::support::World;
 use crate::server::Running;
 
-/// A cluster that runs.
+/// A committed cluster and its agents.
 struct Formed {
     world: World,
     service: Running,
     admin: Client,
     statement: Statement,
     agents: Vec<Agent>,
-    /// The boot token that the founders came with.
+    /// The boot token that the founders used.
     token: Token,
     h: Digest,
 }
@@ -86,7 +86,7 @@ impl Formed {
         self.admin.put_order(&order.sign(&self.world.owner)).await
     }
 
-    /// One agent's word about an intent.
+    /// Reports an agent's outcome of an intent.
     async fn say(
         &self,
         agent: &Agent,
@@ -99,7 +99,7 @@ impl Formed {
         agent.client.report_outcome(self.statement.cluster, operation, &request).await
     }
 
-    /// One agent's word about its cluster.
+    /// Reports an agent's view of its cluster.
     async fn report(
         &self,
         agent: &Agent,
@@ -110,7 +110,7 @@ impl Formed {
         self.report_of(self.raft_cluster(), agent, configuration, raft_index, members).await
     }
 
-    /// The same, of this Raft cluster.
+    /// Reports an agent's view of the given Raft cluster.
     async fn report_of(
         &self,
         raft_cluster: u64,
@@ -123,7 +123,7 @@ impl Formed {
         agent.client.report(self.statement.cluster, &report).await.map(|answer| answer.state)
     }
 
-    /// An agent's report about its Raft cluster.
+    /// Makes an agent's report about a Raft cluster.
     fn report_request(
         &self,
         raft_cluster: u64,
@@ -152,7 +152,7 @@ impl Formed {
         }
     }
 
-    /// Ids of the confirmed list; none where nothing is confirmed.
+    /// Returns the member ids of the confirmed list; `None` if no list is confirmed.
     async fn confirmed(&self) -> Option<Vec<MemberId>> {
         let directory = self.admin.directory(self.statement.cluster).await.unwrap();
         let view = directory.view.filter(|view| view.confirmed)?;
@@ -175,7 +175,7 @@ fn code<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> Code {
     error.code().unwrap_or_else(|| panic!("{error}"))
 }
 
-/// The names in a certificate.
+/// Returns the names in a certificate.
 fn names(pem: &str) -> Vec<String> {
     let (_, pem) = parse_x509_pem(pem.as_bytes()).unwrap();
     let certificate = pem.parse_x509().unwrap();

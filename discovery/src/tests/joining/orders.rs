@@ -1,4 +1,4 @@
-//! What operators order, and how much of it at a time.
+//! Tests of operators' orders and of the limit on pending changes.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ async fn operators_order_and_nobody_else() {
     let h = agents[0].document(&seen).hash();
     let cluster = Formed { world, service, admin, statement, agents, token, h };
     let order = cluster.order(remove(MemberId::new(7)));
-    // What an owner puts must be signed by who may, and an agent puts nothing.
+    // An order must be signed by an operator or owner, whoever sends it. An agent can't send one.
     for (key, role) in keys.iter().zip(roles) {
         let answer = cluster.admin.put_order(&order.sign(key)).await;
         match role {
@@ -63,7 +63,7 @@ async fn an_order_is_taken_once_in_its_time_and_may_be_taken_back() {
     let withdrawn = cluster.admin.withdraw_intent(id, intent.intent.operation).await.unwrap();
     assert_eq!(withdrawn.state, IntentState::Withdrawn);
     assert_eq!(cluster.put(&order).await.unwrap().state, IntentState::Withdrawn, "and stays so");
-    // What an agent did a moment before counts for more.
+    // An agent's outcome overrides a withdrawal: the change was made just before.
     let member = MemberId::new(7);
     let agent = &cluster.agents[0];
     let done = cluster.say(agent, &intent, Outcome::Removed { member }, 9).await.unwrap();
@@ -93,12 +93,12 @@ async fn an_order_is_taken_once_in_its_time_and_may_be_taken_back() {
         };
         match cluster.put(&ending).await {
             Ok(view) => break view,
-            // A slow machine: it had ended before it came.
+            // On a slow machine the order had expired on arrival: try a longer life.
             Err(error) if seconds > 60 => panic!("{error}"),
             Err(_) => seconds *= 2,
         }
     };
-    // Whoever waits hears of the end, though nobody changes anything.
+    // A waiting request also ends when the order expires, though nothing else changes.
     while waited.state == IntentState::Open {
         let operation = waited.intent.operation;
         waited = agent.client.intent(id, operation, Some(waited.rev)).await.unwrap();
@@ -119,7 +119,7 @@ async fn a_cluster_has_so_many_changes_under_way_and_no_more() {
     let more = cluster.put(&cluster.order(remove(MemberId::new(16)))).await;
     assert_eq!(code(more), Code::Conflict);
     assert_eq!(code(cluster.newcomer(9).await.join().await), Code::Conflict);
-    // Some liar has said of the first one, a day ago, that it is under way.
+    // A day ago a false report said that the first change was under way. It no longer counts.
     sqlx::query("UPDATE intents SET made_us = made_us - 86400000000 WHERE verb = 'join'")
         .execute(&mut cluster.world.database.connect().await)
         .await
@@ -130,7 +130,7 @@ async fn a_cluster_has_so_many_changes_under_way_and_no_more() {
     cluster.service.stop().await;
 }
 
-/// An operator may order and withdraw without end.
+/// A member added by a ticket stays known after more than a thousand later orders.
 #[tokio::test]
 async fn many_later_changes_make_nobody_forget_who_came_by_ticket() {
     let cluster = Formed::of(1).await;

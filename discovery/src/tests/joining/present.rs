@@ -1,4 +1,4 @@
-//! Who is a member now, who is silent, who asks in vain; and retirements, which have to know it.
+//! Tests of the present members, silent members, hosts that ask for a seat, and retirements.
 
 use discovery_types::api::{ClusterState, IntentState, MembersView, SILENT_AFTER, WaitRequest};
 use discovery_types::csr::Csr;
@@ -10,7 +10,7 @@ use discovery_types::retire::{Retire, Unretire};
 use super::{Formed, added, code, remove};
 use crate::tests::agent::Agent;
 
-/// Every report and trouble of the cluster's members was made so much earlier.
+/// Moves these members' reports into the past, so that the members count as silent.
 async fn silence(cluster: &Formed, agents: &[usize]) {
     let mut connection = cluster.world.database.connect().await;
     let us = SILENT_AFTER.as_micros() as i64 + 1_000_000;
@@ -41,7 +41,7 @@ async fn report_all(cluster: &Formed, configuration: u64, members: &[(MemberId, 
     }
 }
 
-/// A host that comes with the founders' token.
+/// A new host with the founders' boot token.
 fn late_host(cluster: &Formed, number: u16) -> Agent {
     let Formed { world, service, statement, token, .. } = cluster;
     Agent::new(world, service, statement, token, number)
@@ -150,7 +150,7 @@ async fn credentials_name_the_members_of_now_and_silent_ones_last() {
     let of = |agent: &Agent| agent.record.client_urls[0].to_string();
     let [first, second, third] = [0, 1, 2].map(|at| of(&cluster.agents[at]));
     assert_eq!(endpoints().await.len(), 3);
-    // The third is replaced by a newcomer.
+    // A newcomer replaces the third member.
     let newcomer = cluster.newcomer(9).await;
     let intent = newcomer.join().await.unwrap().intent;
     cluster.say(&cluster.agents[0], &intent, added(77), 20).await.unwrap();
@@ -184,14 +184,14 @@ async fn a_host_that_comes_with_a_boot_token_after_the_commit_is_listed_and_told
     assert_eq!((asking.name.as_str(), asking.times), ("node-9", 2));
     assert_eq!((asking.agent, asking.source.as_str()), (late.key.key_id(), "127.0.0.1"));
     assert!(codes(&cluster).await.contains(&"asking".to_owned()));
-    // Of many hosts the newest are kept.
+    // Only the newest of many hosts are kept.
     for number in 10..30 {
         let _ = late_host(&cluster, number).redeem().await.unwrap_err();
     }
     let shown = cluster.admin.show_cluster(id).await.unwrap();
     assert_eq!(shown.asking.len(), 16);
     assert_eq!(shown.asking[0].name, "node-29");
-    // With a ticket a host asks no more.
+    // A host that redeems a ticket is no longer listed.
     let newcomer = cluster.newcomer(29).await;
     newcomer.join().await.unwrap();
     let shown = cluster.admin.show_cluster(id).await.unwrap();
@@ -221,7 +221,7 @@ async fn what_an_agent_says_of_a_waiting_intent_is_shown_with_both_names() {
     let line = &shown.explain[0];
     assert!(line.missing.contains(&name) && line.missing.contains("unhealthy cluster"), "{line}");
     assert_eq!(shown.state, IntentState::Open);
-    // The same words again are no news.
+    // The same reason again doesn't change the revision.
     let again = client.report_wait(id, operation, &wait).await.unwrap();
     assert_eq!(again.rev, shown.rev);
     let stranger = cluster.newcomer(9).await;
@@ -244,7 +244,7 @@ async fn a_cluster_whose_members_report_is_retired_by_force_alone_and_comes_back
     let ended = cluster.admin.show_cluster(id).await.unwrap().ended.unwrap();
     assert!(ended.unretire_until_ms.unwrap() > ended.at_ms);
 
-    // By an owner's signature over this retirement alone.
+    // Only an owner's signature over this very retirement undoes it.
     let forged = Unretire {
         cluster: id,
         statement: cluster.chain().newest_hash(),
@@ -261,7 +261,7 @@ async fn a_cluster_whose_members_report_is_retired_by_force_alone_and_comes_back
     assert_eq!(after.ended, None);
     let seen = cluster.agents[0].poll(None).await.unwrap();
     assert_eq!(cluster.agents[0].document(&seen).hash(), cluster.h);
-    // Nobody new is seated by it.
+    // An undone retirement admits no new host.
     let late = late_host(&cluster, 9);
     assert_eq!(code(late.redeem().await), Code::BootClosed);
     cluster.service.stop().await;

@@ -1,4 +1,4 @@
-//! A cluster that was lost and made anew: whom discovery listens to from then on, and whom not.
+//! Tests of recovered clusters: which agents discovery accepts from then on.
 
 use discovery_types::api::{IntentState, RecoveriesResponse, ReportResponse};
 use discovery_types::client::ClientError;
@@ -14,13 +14,13 @@ use discovery_types::statement::Statement;
 use super::{Formed, added, code, names, remove};
 use crate::tests::agent::Agent;
 
-/// Raft clusters and members that recoveries make.
+/// Raft cluster ids that recoveries make. `SURVIVOR` is the member of the first one.
 const MADE: u64 = 0xc1;
 const MADE_AGAIN: u64 = 0xc2;
 const SURVIVOR: MemberId = MemberId([0, 0, 0, 0, 0, 0, 0x10, 0xc1]);
 
 impl Formed {
-    /// A statement that Raft cluster `was` goes on as `is`, on the host of `agent`.
+    /// Makes a statement that Raft cluster `was` was recovered as `is` on the host of `agent`.
     fn recovery(&self, was: u64, is: u64, agent: &Agent) -> Recovery {
         let identity = |of: u64| NodeIdentity {
             cluster_id: format!("{of:016x}"),
@@ -40,7 +40,7 @@ impl Formed {
         }
     }
 
-    /// The owner's recovery of the founded cluster on the host of `agent`.
+    /// Makes the owner's recovery of the founded cluster on the host of `agent`.
     fn first(&self, agent: &Agent) -> Jws {
         self.recovery(self.raft_cluster(), MADE, agent).sign(&self.world.owner)
     }
@@ -54,7 +54,7 @@ impl Formed {
         agent.client.show_recoveries(self.statement.cluster, &all).await
     }
 
-    /// Discovery's answer to a report of `agent` about its Raft cluster with these voters.
+    /// Sends a report of `agent` about its Raft cluster with these voters.
     async fn answer(
         &self,
         raft_cluster: u64,
@@ -84,7 +84,7 @@ async fn discovery_follows_what_an_operator_made_of_a_lost_cluster() {
     }
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
 
-    // The survivor hears that discovery listens to the founded cluster, and shows the statement.
+    // The survivor learns that discovery follows the founded cluster, and shows the statement.
     let followed = cluster.answer(MADE, survivor, 2, &[SURVIVOR]).await.unwrap().raft_cluster_id;
     assert_eq!(followed, Some(format!("{founded:016x}")));
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
@@ -94,19 +94,19 @@ async fn discovery_follows_what_an_operator_made_of_a_lost_cluster() {
         assert_eq!((answer.followed, answer.raft_cluster_id), (1, format!("{MADE:016x}")));
     }
     assert_eq!(cluster.confirmed().await, None, "nothing is known of the recovered one yet");
-    // One voter is its own quorum, at a configuration far below the lost cluster's.
+    // A single voter is its own quorum, even at a configuration far below the lost cluster's.
     let followed = cluster.answer(MADE, survivor, 2, &[SURVIVOR]).await.unwrap().raft_cluster_id;
     assert_eq!(followed, Some(format!("{MADE:016x}")));
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
 
-    // Its certificates are for where it is now, and keep the label that names its user.
+    // Its certificates contain its new address, and keep the label that names its user.
     let id = cluster.statement.cluster;
     let leaves = survivor.client.leaves(id, &survivor.record.csr).await.unwrap();
     let names = names(&leaves.peer);
     assert!(names.iter().any(|name| name.contains("7f:00:00:09")), "{names:?}");
     assert!(names.iter().any(|name| name.ends_with("/member/1)")), "{names:?}");
 
-    // The lost cluster's members: neither reports nor certificates nor intents.
+    // The lost cluster's members may neither report nor get certificates or intents.
     let refused = cluster.answer(founded, lost, 99, &[b, c]).await;
     assert_eq!(code(refused), Code::ClusterLost);
     assert_eq!(code(lost.client.leaves(id, &lost.record.csr).await), Code::ClusterLost);
@@ -133,7 +133,7 @@ async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
         cluster.answer(founded, &cluster.agents[who], 70, &[a, b, c]).await.unwrap();
     }
     let survivor = &cluster.agents[0];
-    // The changes under way when the cluster was lost: a learner, an order, a ticket that waits.
+    // Pending changes when the cluster was lost: a learner, an order, and an unused ticket.
     let learner = cluster.newcomer(7).await;
     let begun = learner.join().await.unwrap().intent;
     cluster.say(survivor, &begun, added(77), 12).await.unwrap();
@@ -154,7 +154,8 @@ async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
     assert!(refused == IntentState::Refused && why.contains("order again"), "{refused} {why}");
     assert_eq!(code(learner.client.leaves(id, &learner.record.csr).await), Code::Forbidden);
 
-    // The ticket that waited is carried out by the recovered cluster, whose configurations begin anew.
+    // The recovered cluster carries out the unused ticket. Its configurations are numbered from the
+    // start.
     let open = survivor.client.intents(id, None, false).await.unwrap().intents;
     let [open] = &open[..] else { panic!("{open:?}") };
     assert_eq!((open.intent.operation, open.intent.planned_at), (waiting.intent.operation, None));
@@ -163,14 +164,14 @@ async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
     cluster.answer(MADE, survivor, 5, &[SURVIVOR, second]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR, second]));
     waits.client.leaves(id, &waits.record.csr).await.unwrap();
-    // From now on it takes both to say anything.
+    // From now on, only both members together are a quorum.
     cluster.answer(MADE, survivor, 8, &[SURVIVOR]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR, second]));
     cluster.answer(MADE, &waits, 8, &[SURVIVOR]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
     assert_eq!(code(waits.client.leaves(id, &waits.record.csr).await), Code::Removed);
 
-    // A lost member's name is free, and its keys are not.
+    // A lost member's name may be used again, but its keys may not.
     let again = cluster.newcomer(2).await;
     assert_eq!(again.record.name, cluster.agents[1].record.name);
     again.join().await.unwrap();
@@ -194,7 +195,7 @@ async fn a_recovered_cluster_is_recovered_again_by_whoever_is_left_of_it() {
     let intent = newcomer.join().await.unwrap().intent;
     cluster.say(founder, &intent, added(77), 12).await.unwrap();
     let second = cluster.recovery(MADE, MADE_AGAIN, &newcomer).sign(&cluster.world.owner);
-    // The whole chain, from the founded cluster on; half of it proves nothing.
+    // The chain must be complete from the founded cluster. A part of it proves nothing.
     assert_eq!(code(cluster.show(&newcomer, &[&second]).await), Code::RecoveryRefused);
     let answer = cluster.show(&newcomer, &[&first, &second]).await.unwrap();
     assert_eq!((answer.followed, answer.raft_cluster_id), (2, format!("{MADE_AGAIN:016x}")));
@@ -206,7 +207,7 @@ async fn a_recovered_cluster_is_recovered_again_by_whoever_is_left_of_it() {
     assert_eq!(own.state, IntentState::Promoted, "it is the only voter");
     let label = MemberId::new(77).to_string();
     assert!(names(&leaves.peer).iter().any(|name| name.contains(&label)));
-    // The first survivor comes late, with what it knows: that changes nothing.
+    // The first survivor comes back late with its shorter chain, which changes nothing.
     let refused = cluster.answer(MADE, founder, 99, &[SURVIVOR]).await;
     assert_eq!(code(refused), Code::ClusterLost);
     assert_eq!(cluster.show(founder, &[&first]).await.unwrap().followed, 2);
@@ -222,7 +223,7 @@ async fn a_recovery_that_no_operator_of_today_signed_changes_nothing() {
     for who in [0, 1] {
         cluster.answer(founded, &cluster.agents[who], 70, &[a, b, c]).await.unwrap();
     }
-    // An operator comes and goes; only the statement between names it.
+    // An operator is added and removed again; only the statement in between names it.
     let operator = SigningKey::generate();
     let mut with = cluster.statement.clone();
     with.admins.push(discovery_types::admin::Admin {
@@ -262,7 +263,7 @@ async fn a_recovery_that_no_operator_of_today_signed_changes_nothing() {
     ] {
         assert_eq!(code(cluster.show(survivor, &[&jws]).await), expected, "{what}");
     }
-    // Nor does a member show what was made on another's host, or a stranger anything at all.
+    // Another member's agent can't show this recovery, and an unknown agent can't show any.
     let genuine = genuine.sign(owner);
     let shown = cluster.show(&cluster.agents[1], &[&genuine]).await;
     assert_eq!(code(shown), Code::Forbidden);
@@ -303,7 +304,7 @@ async fn of_two_recoveries_of_one_cluster_the_first_is_followed_and_people_are_t
     let view = cluster.admin.show_cluster(cluster.statement.cluster).await.unwrap();
     let contests = view.timeline.iter().filter(|moment| moment.event == "recovery_contested");
     assert_eq!(contests.count(), 1, "the first of them is kept, and each one is logged");
-    // The followed step competes with nothing when it is signed or shown again.
+    // The followed recovery doesn't compete with itself when it is signed or shown again.
     let again = cluster.first(one);
     assert_eq!(cluster.show(one, &[&again]).await.unwrap().followed, 1);
     cluster.service.stop().await;

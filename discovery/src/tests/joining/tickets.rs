@@ -1,4 +1,4 @@
-//! Join tickets: who may use one, once, and what its holder becomes.
+//! Tests of join tickets: who may redeem one, and that it works once.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ async fn a_ticket_is_carried_to_the_clusters_agents_and_its_holder_becomes_a_mem
     assert_eq!(VerifiedDocument::verify(&joined.document, &chain).unwrap().hash(), cluster.h);
     assert_eq!(code(newcomer.client.leaves(id, &newcomer.record.csr).await), Code::Forbidden);
 
-    // The founder's agent finds it, and believes what is signed in it.
+    // The founder's agent reads the intent and verifies its signatures.
     let founder = &cluster.agents[0];
     let list = founder.client.intents(id, None, false).await.unwrap();
     let [view] = &list.intents[..] else { panic!("{list:?}") };
@@ -40,7 +40,7 @@ async fn a_ticket_is_carried_to_the_clusters_agents_and_its_holder_becomes_a_mem
     assert_eq!(intent.untimely(now, now), None);
     assert_eq!((view.by.as_str(), view.subject.as_str()), ("owner", "node-9"));
 
-    // The newcomer waits, and hears of it at once.
+    // The newcomer's waiting request ends as soon as the outcome is reported.
     let operation = view.intent.operation;
     let waiting = newcomer.client.intent(id, operation, Some(joined.intent.rev));
     let (heard, said) = tokio::join!(waiting, async {
@@ -63,13 +63,13 @@ async fn a_ticket_is_carried_to_the_clusters_agents_and_its_holder_becomes_a_mem
     assert_eq!((done.state, done.explain), (IntentState::Promoted, Vec::new()));
     assert!(founder.client.intents(id, None, false).await.unwrap().intents.is_empty());
     assert_eq!(founder.client.intents(id, None, true).await.unwrap().intents.len(), 1);
-    // It is a member now, and sees what members see.
+    // The newcomer is a member now, and may read what members may.
     assert!(newcomer.client.intents(id, None, false).await.is_ok());
     cluster.service.stop().await;
 }
 
-/// The answer is lost, service and Postgres' connections end, after each step; whoever asks again
-/// hears the same.
+/// After each step the response is lost and the service restarts. A repeated request gets the same
+/// answer.
 #[tokio::test]
 async fn every_step_may_be_asked_twice_and_survives_the_service() {
     let mut cluster = Formed::of(1).await;
@@ -125,14 +125,14 @@ async fn a_ticket_belongs_to_its_first_key() {
     assert_eq!(events, 1, "however often somebody tries");
     let grant = cluster.admin.show_grant(ticket.id()).await.unwrap();
     assert_eq!((grant.state, grant.keys), (GrantState::Closed, 1));
-    // The same host with other addresses is not what was endorsed first.
+    // The same host with other addresses sends another record than the one that was endorsed first.
     let mut moved = first;
     moved.record.peer_urls = vec!["https://127.0.0.1:2999".parse().unwrap()];
     assert_eq!(code(moved.join().await), Code::Conflict);
     cluster.service.stop().await;
 }
 
-/// Straight at the service's heart: a thousand TLS handshakes would be what is measured.
+/// Calls `App::join` directly: otherwise a thousand TLS handshakes would dominate the measurement.
 #[tokio::test]
 async fn of_a_thousand_keys_that_redeem_one_ticket_at_once_one_wins() {
     let cluster = Formed::of(1).await;
@@ -197,14 +197,14 @@ async fn a_ticket_admits_nobody_it_is_not_for() {
     let revoked = cluster.newcomer(9).await;
     admin.revoke_grant(revoked.record.grant).await.unwrap();
     assert_eq!(code(revoked.join().await), Code::GrantRevoked);
-    // A boot token is none, and a ticket gives no seat.
+    // A boot token isn't accepted as a ticket, and a ticket gives no seat.
     let (token, grant) = world.grant(admin, statement);
     assert_eq!(code(admin.put_grant(&grant.sign(&world.owner)).await), Code::BootClosed);
     let stranger = Agent::new(world, &cluster.service, statement, &token, 9);
     assert_eq!(code(stranger.join().await), Code::GrantUnknown);
     let ticket = cluster.newcomer(9).await;
     assert_eq!(code(ticket.redeem().await), Code::GrantUnknown);
-    // Of another cluster, or by a founder of this one.
+    // Tickets of another cluster, and tickets redeemed with a founder's keys, are refused.
     let other = world.cluster(admin, "other", 1).await;
     let (_, grant) = world.join_grant(admin, &other);
     assert_eq!(code(admin.put_grant(&grant.sign(&world.owner)).await), Code::WrongState);
@@ -217,7 +217,7 @@ async fn a_ticket_admits_nobody_it_is_not_for() {
     let mut again = cluster.newcomer(9).await;
     again.record.incarnation = cluster.agents[0].record.incarnation;
     assert_eq!(code(again.join().await), Code::Conflict);
-    // An envelope with another signer than the connection's.
+    // The envelope has another signer than the connection's key.
     let honest = cluster.newcomer(9).await;
     let thief = world.client(&cluster.service, Some(&Arc::new(SigningKey::generate())));
     assert_eq!(code(thief.join(&honest.envelope(), None).await), Code::RecordRefused);
@@ -229,7 +229,7 @@ async fn a_ticket_admits_nobody_it_is_not_for() {
 async fn a_ticket_of_before_a_restore_is_void() {
     let mut cluster = Formed::of(1).await;
     let used = cluster.newcomer(8).await;
-    // Made on a machine whose clock is ahead.
+    // The ticket was made on a machine whose clock is ahead.
     let (ticket, grant) = cluster.world.join_grant(&cluster.admin, &cluster.statement);
     let grant = Grant { issued_at: grant.issued_at + ISSUER_SKEW_SECONDS / 2, ..grant };
     cluster.admin.put_grant(&grant.sign(&cluster.world.owner)).await.unwrap();
@@ -243,7 +243,7 @@ async fn a_ticket_of_before_a_restore_is_void() {
         agent.turn_to(&cluster.world, &cluster.service);
         let refused = loop {
             match code(agent.join().await) {
-                // Until the service has looked at it.
+                // The service hasn't looked at the new database yet.
                 Code::DatabaseChanged => tokio::time::sleep(Duration::from_millis(50)).await,
                 code => break code,
             }
@@ -253,14 +253,14 @@ async fn a_ticket_of_before_a_restore_is_void() {
     cluster.service.stop().await;
 }
 
-/// A name in a command or an order means one member.
+/// A name in a command or an order must identify one member.
 #[tokio::test]
 async fn a_newcomer_has_a_name_of_its_own_or_the_place_of_whoever_has_it() {
     let cluster = Formed::of(3).await;
     let mut newcomer = cluster.newcomer(9).await;
     newcomer.record.name = "node-2".parse().unwrap();
     assert_eq!(code(newcomer.join().await), Code::NameTaken);
-    // The ticket is not used up.
+    // The refused request didn't use the ticket.
     newcomer.record.name = "node-9".parse().unwrap();
     assert!(newcomer.join().await.is_ok());
     let b = cluster.id(&cluster.agents[1]);
@@ -301,7 +301,7 @@ async fn a_replacement_says_whom_it_replaces_and_who_is_gone_is_replaced_by_nobo
     let ClientError::Problem(problem) = error else { panic!("{error}") };
     assert_eq!(problem.removal.unwrap().by, "owner");
     assert_eq!(code(tickets[1].join().await), Code::WrongState);
-    // The newcomer's word counts with the others' now.
+    // The newcomer's report now counts towards the quorum.
     let (left, newcomer) = ([(a, false), (member, false)], &tickets[0]);
     cluster.report(&cluster.agents[0], None, 20, &left).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, member]));
@@ -310,8 +310,8 @@ async fn a_replacement_says_whom_it_replaces_and_who_is_gone_is_replaced_by_nobo
     cluster.service.stop().await;
 }
 
-/// Postgres takes the service's connections away while a ticket is redeemed and its outcome told,
-/// again and again: whatever was answered stands, and nothing stands twice.
+/// Postgres repeatedly ends the service's connections while a ticket is redeemed and its outcome is
+/// reported. Every answer must stay true, and nothing may be stored twice.
 #[tokio::test]
 async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is_taken_back() {
     let cluster = Formed::of(1).await;
@@ -321,7 +321,7 @@ async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is
     let over = Cell::new(false);
     let storm = async {
         while !over.get() {
-            // Waits until they have ended: none does when the storm is over.
+            // Waits until the backends have ended, so that none ends after the storm.
             let ended = sqlx::query(
                 "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
                  WHERE datname = current_database() AND application_name = 'muster-discovery'
@@ -354,7 +354,7 @@ async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is
     cluster.service.stop().await;
 }
 
-/// A node of one program can't be a member beside those of the other one.
+/// `muster-node` and stock etcd can't be members of one cluster.
 #[tokio::test]
 async fn a_host_that_runs_another_program_than_the_members_uses_no_ticket() {
     let cluster = Formed::of(1).await;
@@ -368,7 +368,7 @@ async fn a_host_that_runs_another_program_than_the_members_uses_no_ticket() {
     assert!(list.intents.is_empty(), "{list:?}");
     newcomer.join_running(NodeProgram::MusterNode).await.unwrap();
 
-    // Stock etcd reports no configuration.
+    // Members with stock etcd report no configuration.
     let stock = Formed::of(1).await;
     let founder = &stock.agents[0];
     stock.report(founder, None, 10, &[(stock.id(founder), false)]).await.unwrap();
