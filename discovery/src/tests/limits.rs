@@ -1,4 +1,4 @@
-//! Bounds, and what is said at each.
+//! Tests of limits, and of the error at each one.
 
 use std::time::Duration;
 
@@ -70,19 +70,19 @@ async fn answers_have_the_headers_that_http_asks_for() {
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         (head.to_lowercase(), body.to_owned())
     };
-    // RFC 9110, 15.5.6.
+    // RFC 9110, 15.5.6: a 405 response has an Allow header.
     let (head, _) = ask("DELETE", "/v1/admins").await;
     assert!(head.contains(" 405 ") && head.contains("\r\nallow: get, head, put"), "{head}");
     let members = format!("/v1/clusters/{}/members", uuid::Uuid::now_v7());
     let (head, _) = ask("PATCH", &members).await;
     assert!(head.contains(" 405 ") && head.contains("\r\nallow:"), "{head}");
-    // 9.3.2.
+    // RFC 9110, 9.3.2: a HEAD response has no body.
     for path in ["/livez", "/readyz", "/metrics"] {
         let (head, body) = ask("HEAD", path).await;
         assert!(head.contains(" 200 "), "{path}: {head}");
         assert_eq!(body, "", "{path}");
     }
-    // 15.5.2.
+    // RFC 9110, 15.5.2: a 401 response has a WWW-Authenticate header.
     let (head, _) = ask("GET", "/v1/clusters").await;
     assert!(head.contains(" 401 ") && head.contains("\r\nwww-authenticate: bearer"), "{head}");
     service.stop().await;
@@ -93,7 +93,7 @@ async fn an_address_that_asks_too_often_is_told_to_wait_before_any_signature_is_
     let world = World::new().await;
     let mut args = world.args("ledger");
     (args.limits.rate, args.limits.burst) = (1, 3);
-    // Each sweep sets the clock.
+    // No further sweep, because each one sets the clock.
     args.times.sweep = Duration::from_secs(3_600);
     let service = crate::server::start(args).await.unwrap();
     let mut last = (0, String::new());
@@ -101,7 +101,7 @@ async fn an_address_that_asks_too_often_is_told_to_wait_before_any_signature_is_
         last = send(&world, &service, None, "POST", "/v1/redeem", "junk".into()).await;
     }
     assert_eq!((last.0, problem(&last.1).code), (429, Code::RateLimited));
-    // Whatever is answered carries the service's time: it is what clients set theirs by.
+    // Every response carries the service's time, from which clients take theirs.
     service.app().clock.set(784_111_777_000_000);
     let request = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     for _ in 0..5 {
@@ -212,14 +212,14 @@ async fn sockets_of_one_address_beyond_the_named_limit_are_closed_before_a_hands
     let service = crate::server::start(args).await.unwrap();
     let connect = async || tokio::net::TcpStream::connect(service.addresses[0]).await.unwrap();
     let mut silent = vec![connect().await, connect().await, connect().await];
-    // Whichever a worker has come upon last.
+    // A worker may accept the sockets in any order, so any one of them may be closed.
     let ends = silent.iter_mut().map(|socket| Box::pin(async { socket.read(&mut [0]).await }));
     let ends = tokio::time::timeout(PATIENCE, futures_util::future::select_all(ends));
     let (end, beyond, _) = ends.await.expect("one of three is closed");
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
     drop(silent.remove(beyond));
     drop(silent.pop());
-    // The place is free again, and the address is served.
+    // A slot is free again, so the address is served.
     eventually("it is served again", async || {
         let request = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
         let answer = exchange(&world, &service, None, request).await;
@@ -234,7 +234,7 @@ async fn sockets_of_one_address_beyond_the_named_limit_are_closed_before_a_hands
 async fn one_address_that_says_nothing_takes_no_handshakes_from_another() {
     let world = World::new().await;
     let service = world.serve().await;
-    // More than all workers shake hands on at a time.
+    // More sockets than all workers together may have in a handshake.
     let workers = std::thread::available_parallelism().map_or(2, usize::from);
     let mut silent = Vec::new();
     for _ in 0..(workers * 256 + 64).min(900) {
@@ -246,7 +246,7 @@ async fn one_address_that_says_nothing_takes_no_handshakes_from_another() {
     let config = discovery_types::client::client_tls_config(&world.context.pins, None);
     let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
     let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
-    // None of them leaves, or is sent away, before the test ends.
+    // The silent sockets stay open until the test ends.
     let entered = tokio::time::timeout(PATIENCE, connector.connect(name, socket)).await;
     entered.expect("it is let in").unwrap();
     drop(silent);
@@ -268,7 +268,8 @@ async fn who_reads_no_answer_loses_the_connection() {
     let requests = "GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(40);
     stream.write_all(requests.as_bytes()).await.unwrap();
     let ended = async {
-        // An end that was made without a word is heard of when something is sent.
+        // A client notices a connection that was closed without a TLS alert only when it sends
+        // something.
         while stream.write_all(b"G").await.is_ok() && stream.flush().await.is_ok() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -292,7 +293,7 @@ async fn silent_sockets_from_many_addresses_delay_nobody() {
             silent.push(connect(std::net::Ipv4Addr::new(127, 0, 7, host)).await);
         }
     }
-    // None of them leaves, or is sent away, before the test ends.
+    // The silent sockets stay open until the test ends.
     let request = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     let answer = tokio::time::timeout(PATIENCE, exchange(&world, &service, None, request)).await;
     let answer = answer.expect("it is let in").unwrap();

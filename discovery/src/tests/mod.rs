@@ -1,4 +1,4 @@
-//! The service as a whole: real Postgres, real TLS, the real client.
+//! Tests of the service as a whole, with a real Postgres, real TLS and the real client.
 
 mod access;
 mod agent;

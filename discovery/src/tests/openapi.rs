@@ -1,4 +1,5 @@
-//! The API's description is kept beside the code, so that a change of it is seen in review.
+//! Tests of the OpenAPI description. A copy is kept beside the code, so that review shows its
+//! changes.
 
 #[test]
 fn the_kept_description_is_the_served_one() {

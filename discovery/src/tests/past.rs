@@ -1,5 +1,5 @@
-//! Databases and ledgers that go back in time, seen by a process that is told of nothing: it alone
-//! must notice, and no cluster forms twice.
+//! Tests of databases and ledgers that go back in time. One process must notice that without any
+//! notification, so that no cluster forms twice.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,19 +17,20 @@ use super::support::{World, changed_long_ago, committed, eventually, get, was_la
 use crate::ledger::Occasion;
 use crate::server::{Running, ServeArgs, start};
 
-/// The second process of a world.
+/// Arguments of the second process in a world.
 fn second(world: &World) -> ServeArgs {
     world.args("ledger-2")
 }
 
-/// The same, which looks at nothing but on occasion.
+/// Arguments of a process that never sweeps: it looks at the database only on another occasion.
 fn unswept(world: &World, ledger: &str) -> ServeArgs {
     let mut args = world.args(ledger);
     args.times.sweep = Duration::from_secs(3_600);
     args
 }
 
-/// A host that never saw the commit does all that it can to form the cluster once more.
+/// Tries to form the cluster again from a host that never saw the commit. Panics if a second list
+/// commits.
 async fn nobody_forms_it_again(
     world: &World,
     service: &Running,
@@ -50,7 +51,7 @@ async fn nobody_forms_it_again(
     }
 }
 
-/// A token from now, if one can be had.
+/// Makes a token that is issued now. The service may refuse its grant.
 async fn another_token(world: &World, admin: &Client, statement: &Statement) -> Token {
     let (token, grant) = world.grant(admin, statement);
     let _ = admin.put_grant(&grant.sign(&world.owner)).await;
@@ -64,7 +65,7 @@ async fn alarms(world: &World, service: &Running, kind: &str) -> String {
     line.unwrap_or("none").to_owned()
 }
 
-/// A cluster of one that forms through `one`, and the dump from before.
+/// Forms a cluster of one member through `one`. Returns the dump from before the commit as well.
 async fn formed(world: &World, one: &Running) -> (Statement, Token, Vec<u8>, Jws) {
     let admin = world.owner(one);
     let statement = world.cluster(&admin, "demo", 1).await;
@@ -82,7 +83,7 @@ async fn what_another_process_let_out_forms_no_second_time_when_a_dump_is_loaded
     let two = start(second(&world)).await.unwrap();
     let delivered = one.app().store.ledger().process();
     let (statement, token, dump, decided) = formed(&world, &one).await;
-    // Two has heard of it, and keeps no more than its hash.
+    // The second process has copied the commit, but only its hash.
     eventually("copied", async || two.app().store.ledger().commits() == 1).await;
     one.stop().await;
     world.database.load(&dump).await;
@@ -93,12 +94,12 @@ async fn what_another_process_let_out_forms_no_second_time_when_a_dump_is_loaded
         admin.list_processes().await.is_ok_and(|list| !list.settled && list.generation == 2)
     })
     .await;
-    // One is gone for good: what two knows of its commits is all that is left.
+    // The first process is lost for good. The second one's copy of its commits is all that is left.
     was_last_seen_long_ago(&world.database, delivered).await;
     changed_long_ago(&world.database).await;
     assert!(admin.forget_process(delivered).await.unwrap().settled);
     nobody_forms_it_again(&world, &two, (&statement, &token), &decided).await;
-    // A token from after it is no way either, nor a process that knows of nothing.
+    // A token issued afterwards doesn't help either, nor does a process with an empty ledger.
     let fresh = another_token(&world, &admin, &statement).await;
     nobody_forms_it_again(&world, &two, (&statement, &fresh), &decided).await;
     let three = start(world.args("ledger-3")).await.unwrap();
@@ -106,7 +107,7 @@ async fn what_another_process_let_out_forms_no_second_time_when_a_dump_is_loaded
     let state = world.owner(&three).show_cluster(statement.cluster).await.unwrap().summary.state;
     assert_eq!(state, ClusterState::Abandoned, "closed for everybody");
     three.stop().await;
-    // The one who let it out comes back after all.
+    // The process that sent the commit out comes back after all.
     let one = world.serve().await;
     eventually("its document is back", async || {
         committed(&world.database, statement.cluster).await.as_ref() == Some(&decided)
@@ -167,12 +168,12 @@ async fn a_process_that_the_dump_forgot_is_waited_for() {
     two.stop().await;
 }
 
-/// What is put back under a process that has all its connections, doesn't sweep, and hasn't heard
-/// what was decided: nothing is copied that would tell the two histories apart.
+/// Runs `put_back` under a process that keeps its connections, doesn't sweep, and hasn't copied the
+/// commit. Checks that no second list commits.
 async fn nobody_forms_it_again_unheard(put_back: impl AsyncFnOnce(&World, &[u8])) {
     let world = World::new().await;
     let mut args = unswept(&world, "ledger-2");
-    // One listens, one is left.
+    // One connection listens for notifications, which leaves one.
     args.database.pool_size = 2;
     let two = start(args).await.unwrap();
     let beat = || two.app().store.ledger().known().map(|known| known.beat);
@@ -215,7 +216,7 @@ async fn rows_of_a_dump_in_the_same_tables_under_living_connections_are_noticed(
         .await;
 }
 
-/// Copies a folder of files.
+/// Copies the files of a folder.
 fn copy(from: &Path, to: &Path) {
     let _ = std::fs::remove_dir_all(to);
     std::fs::create_dir_all(to).unwrap();
@@ -256,20 +257,20 @@ async fn a_ledger_put_back_is_filled_from_the_database_and_somebody_hears_of_it(
     assert_eq!(entries(&world, process).await, 2, "never counted down");
     assert_eq!(alarms(&world, &one, "ledger_set_back").await, "1");
     one.stop().await;
-    // And what it was filled with counts.
+    // The entries that the fill copied count as well.
     world.database.load(&dump).await;
     let one = world.serve().await;
     nobody_forms_it_again(&world, &one, (&statement, &token), &decided).await;
     let fresh = another_token(&world, &world.owner(&one), &statement).await;
     nobody_forms_it_again(&world, &one, (&statement, &fresh), &decided).await;
-    // Filled once, it is whole.
+    // After one fill the ledger is complete.
     one.stop().await;
     let one = world.serve().await;
     assert_eq!(alarms(&world, &one, "ledger_set_back").await, "0");
     one.stop().await;
 }
 
-/// The plainest of recoveries: last night's dump, and last night's copy of the ledger.
+/// A common recovery: the dump and the copy of the ledger are both from last night.
 #[tokio::test]
 async fn a_dump_and_a_ledger_of_the_same_night_wait_for_an_owner() {
     let world = World::new().await;
@@ -291,7 +292,7 @@ async fn a_dump_and_a_ledger_of_the_same_night_wait_for_an_owner() {
     copy(&kept, &ledger);
     world.database.load(&dump).await;
 
-    // However often it is started.
+    // A restart changes nothing.
     for _ in 0..2 {
         let one = world.serve().await;
         let fresh = another_token(&world, &world.owner(&one), &statement).await;
@@ -306,7 +307,7 @@ async fn a_dump_and_a_ledger_of_the_same_night_wait_for_an_owner() {
     assert_eq!(accepted.abandoned, [statement.cluster]);
     nobody_forms_it_again(&world, &one, (&statement, &token), &decided).await;
     one.stop().await;
-    // From then on it is the ledger of this place.
+    // The ledger now belongs to this place, so it is no copy any more.
     let one = world.serve().await;
     one.stop().await;
     let one = world.serve().await;
@@ -331,7 +332,7 @@ async fn a_ledger_with_a_line_cut_out_is_filled_from_the_start() {
         .await;
     }
     one.stop().await;
-    // All that tells of the first one, and what was let out of the second one.
+    // Remove the copied line of the first cluster, and the commit line of the second one.
     let path = world.folder.path().join("ledger/ledger.jsonl");
     let text = std::fs::read_to_string(&path).unwrap();
     let first = text.lines().find(|line| line.contains(r#""kind":"copied""#)).unwrap();
@@ -358,7 +359,7 @@ async fn who_freezes_a_list_has_copied_first_what_others_decided() {
         store.ledger().known().is_some_and(|known| known.beat == 2)
     })
     .await;
-    // Decided elsewhere, and the hint is still on its way.
+    // The decision was made by another process, whose notification has not arrived yet.
     let other = Uuid::now_v7();
     sqlx::query("INSERT INTO decisions VALUES (1, $1, sha256('h'), NULL, 0, sha256('chain'))")
         .bind(other)
@@ -380,7 +381,7 @@ async fn a_pooled_connection_to_an_old_primary_decides_nothing() {
     let token = world.token(&admin, &statement).await;
     let mut agent = Agent::new(&world, &one, &statement, &token, 1);
     let seen = agent.redeem().await.unwrap();
-    // The primary that took over is in generation 2 already; this process has seen it.
+    // The new primary is in generation 2 already, and this process has seen that.
     sqlx::raw_sql("UPDATE generation SET number = 2")
         .execute(&mut world.database.connect().await)
         .await
@@ -402,7 +403,7 @@ async fn a_pooled_connection_to_an_old_primary_decides_nothing() {
     one.stop().await;
 }
 
-/// The service's connections, by the server's process.
+/// Returns the process ids of the backends that serve the service's connections.
 async fn connections(world: &World) -> Vec<i32> {
     sqlx::query_scalar(
         "SELECT pid FROM pg_stat_activity
@@ -413,7 +414,7 @@ async fn connections(world: &World) -> Vec<i32> {
     .unwrap()
 }
 
-/// Everything is as it was but for what `sql` changes, as a dump of the rows alone would.
+/// Changes rows without triggers, as a restore of the rows alone would.
 async fn set_back(world: &World, sql: &'static str) {
     let mut connection = world.database.connect().await;
     sqlx::raw_sql("SET session_replication_role = replica").execute(&mut connection).await.unwrap();
@@ -445,7 +446,7 @@ async fn a_history_that_went_another_way_is_not_copied_but_noticed() {
     let store = &one.app().store;
     let copied = || store.ledger().known().unwrap().copied.number;
     eventually("copied", async || copied() == 1).await;
-    // Decision 1 is another one now, and a second one follows it.
+    // Decision 1 is a different one now, and a second one follows it.
     set_back(&world, "UPDATE decisions SET hash = sha256('x')").await;
     let mut connection = world.database.connect().await;
     sqlx::raw_sql("SELECT add_decision(gen_random_uuid(), sha256('y'), NULL)")

@@ -1,4 +1,4 @@
-//! The table by which an owner decides whether a process may be forgotten.
+//! Tests of the list of processes, by which an owner decides whether one may be forgotten.
 
 use discovery_types::api::ProcessView;
 use discovery_types::client::Client;
@@ -18,7 +18,7 @@ async fn row(admin: &Client, service: &Running) -> ProcessView {
 async fn the_commits_of_each_ledger_are_counted_as_they_come_in() {
     let world = World::new().await;
     let mut args = world.args("ledger");
-    // No sweep corrects the number.
+    // No sweep corrects the number meanwhile.
     args.times.sweep = std::time::Duration::from_secs(3_600);
     let one = start(args.clone()).await.unwrap();
     args.ledger = world.folder.path().join("ledger-2");
@@ -59,8 +59,9 @@ async fn a_process_that_runs_is_not_forgotten() {
     two.stop().await;
 }
 
-/// Two transactions on one cluster, each in a process of its own, wait for its row before they read
-/// anything. Without the lock both would see an empty cluster, and give away the same seat.
+/// Two transactions on one cluster, each in its own process, wait for the cluster's row before they
+/// read anything. Without the lock both would see an empty cluster, and give the same seat away
+/// twice.
 #[tokio::test]
 async fn what_two_processes_do_to_a_cluster_at_a_time_is_done_one_after_the_other() {
     let world = World::new().await;
@@ -93,7 +94,7 @@ async fn what_two_processes_do_to_a_cluster_at_a_time_is_done_one_after_the_othe
         }
         held.commit().await.unwrap();
     };
-    // The first may give up waiting for a lock before the second one waits.
+    // The first redeem may time out on the lock before the second one waits for it.
     let redeem = async |agent: &Agent| loop {
         match agent.redeem().await {
             Ok(seen) => break seen.standing,

@@ -1,4 +1,4 @@
-//! Everything that is refused, with its code, and that nothing was consumed.
+//! Tests of refused requests: each has the right code, and uses nothing up.
 
 use std::sync::Arc;
 
@@ -29,15 +29,15 @@ async fn tokens_that_are_no_good_are_refused_and_nothing_is_consumed() {
     let other = world.cluster(&admin, "other", 1).await;
     let agent = |statement: &_, token: &Token| Agent::new(&world, &service, statement, token, 1);
 
-    // Never granted.
+    // A token that was never granted.
     let (unknown, _) = world.grant(&admin, &statement);
     let refused = agent(&statement, &unknown).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantUnknown));
-    // Of another cluster.
+    // A token of another cluster.
     let foreign = world.token(&admin, &other).await;
     let refused = agent(&statement, &foreign).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantUnknown));
-    // Expired.
+    // An expired token.
     let (token, grant) = world.short_lived(&admin, || world.grant(&admin, &statement)).await;
     while admin.show_grant(grant.id).await.unwrap().state
         != discovery_types::api::GrantState::Expired
@@ -46,24 +46,24 @@ async fn tokens_that_are_no_good_are_refused_and_nothing_is_consumed() {
     }
     let refused = agent(&statement, &token).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantExpired));
-    // Revoked.
+    // A revoked token.
     let token = world.token(&admin, &statement).await;
     admin.revoke_grant(token.id()).await.unwrap();
     let refused = agent(&statement, &token).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantRevoked));
-    // Bound to another network.
+    // A token bound to another network than the host's.
     let (token, mut grant) = world.grant(&admin, &statement);
     grant.cidrs = vec!["10.0.0.0/8".parse().unwrap()];
     admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
     let refused = agent(&statement, &token).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantBinding));
-    // Whose host is of that network, and calls from another.
+    // The record has an address in the bound network, but the request comes from another one.
     let mut elsewhere = agent(&statement, &token);
     elsewhere.record.peer_urls = vec!["https://10.0.0.1:2001".parse().unwrap()];
     elsewhere.record.client_urls = vec!["https://10.0.0.1:3001".parse().unwrap()];
     let refused = elsewhere.redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantBinding));
-    // Bound to another name.
+    // A token bound to another name.
     let (token, mut grant) = world.grant(&admin, &statement);
     grant.name = Some("db-1".parse().unwrap());
     admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
@@ -96,7 +96,7 @@ async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
     };
     let refused = agent.client.redeem(&elsewhere.sign(&agent.key)).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::RecordRefused));
-    // Endorsed by another token than the one that it names.
+    // The endorsement is by another token than the one that the record names.
     elsewhere.service = world.context.pins[0];
     elsewhere.signed = agent.record.sign(&agent.key, &SigningKey::generate());
     let refused = agent.client.redeem(&elsewhere.sign(&agent.key)).await.unwrap_err();
@@ -122,7 +122,7 @@ async fn a_bundle_that_pins_a_statement_of_no_cluster_or_of_another_one_takes_no
         assert!(refused.to_string().contains("bundle"), "{refused}");
     }
     assert_eq!(keys_used(&world).await, 0);
-    // A later statement doesn't make the pinned one a stranger.
+    // The pinned statement is still accepted after a newer one.
     let mut next = statement.clone();
     (next.seq, next.previous) = (1, Some(right));
     next.permissions.low_ports = true;
@@ -152,12 +152,12 @@ async fn two_hosts_of_one_name_or_address_and_one_key_on_two_hosts_are_refused()
     assert_eq!(refused.code(), Some(Code::Conflict));
     assert!(refused.to_string().contains("node-1 ("), "{refused}");
     assert_eq!(keys_used(&world).await, 1);
-    // A clone: the same key, the same counter, another run.
+    // A clone has the same key and boot counter, but another nonce.
     let mut clone = first;
     clone.redeem().await.unwrap();
     clone.nonce = Nonce::random();
     assert_eq!(clone.redeem().await.unwrap_err().code(), Some(Code::KeyElsewhere));
-    // A restart of the original counts on.
+    // A restart of the original agent increments the counter.
     clone.boot += 1;
     clone.redeem().await.unwrap();
     service.stop().await;

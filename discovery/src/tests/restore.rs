@@ -1,4 +1,4 @@
-//! Databases that are set back, moved, or changed by hand.
+//! Tests of databases that are set back, moved, or changed by hand.
 
 use discovery_types::api::{AcceptRequest, ClusterState};
 use discovery_types::client::Client;
@@ -51,7 +51,7 @@ async fn a_backup_taken_in_open_and_restored_after_the_commit_forms_no_second_cl
     assert_eq!(committed(&world.database, statement.cluster).await, Some(decided));
     let late = agents(&world, &service, &statement, &token, 4..=4).pop().unwrap();
     assert_eq!(late.redeem().await.unwrap_err().code(), Some(Code::BootClosed));
-    // The members are served again, with certificates.
+    // The members are served again, with their certificates.
     first[0].turn_to(&world, &service);
     let seen = first[0].poll(None).await.unwrap();
     assert!(seen.document.unwrap().leaves.is_some());
@@ -75,7 +75,8 @@ async fn a_backup_taken_in_preparing_and_restored_after_the_commit_comes_back_co
     sign(&mut members).await;
     let decided = committed(&world.database, statement.cluster).await.unwrap();
 
-    // While it runs: its connections die, and the next one finds the other database.
+    // The service keeps running: its connections die, and the next one reaches the restored
+    // database.
     world.database.replace_with(&backup).await;
     found("the ledger is back", async || {
         let shown = admin.show_cluster(statement.cluster).await.ok()?;
@@ -120,10 +121,11 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
 
     let listed = admin.list_processes().await.unwrap();
     assert!(!listed.settled && listed.explain.is_some());
-    // Restored a moment ago, it was heard of a moment ago as well.
+    // The process was seen a moment ago, so it can't be forgotten yet.
     let refused = admin.forget_process(absent).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::WrongState));
-    // A dump of last night says so of whoever runs, too: they have a minute to look at it.
+    // Last night's dump also says that about running processes. They get a minute to look at the
+    // database.
     was_last_seen_long_ago(&world.database, absent).await;
     let refused = admin.forget_process(absent).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::WrongState), "{refused}");
@@ -145,7 +147,7 @@ async fn a_database_on_another_server_waits_and_accepting_it_abandons_and_revoke
     let admin = world.owner(&one);
     let statement = world.cluster(&admin, "demo", 1).await;
     one.stop().await;
-    // As if its files had been restored into another cluster of databases.
+    // The database looks as if its files had been restored on another server.
     sqlx::query("UPDATE generation SET system_identifier = '1'")
         .execute(&mut world.database.connect().await)
         .await
@@ -164,7 +166,7 @@ async fn a_database_on_another_server_waits_and_accepting_it_abandons_and_revoke
     assert_eq!(agent.poll(None).await.unwrap_err().code(), Some(Code::Abandoned));
     let again = admin.accept_database(&AcceptRequest { system_identifier: None }).await;
     assert_eq!(again.unwrap_err().code(), Some(Code::WrongState));
-    // And clusters form again.
+    // Clusters can form again.
     let next = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &next).await;
     let mut agent = agents(&world, &one, &next, &token, 1..=1);
@@ -185,7 +187,7 @@ async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
     let committed_answer = form(&mut member).await;
     service.stop().await;
     world.database.replace_with(&backup).await;
-    // Another ledger, which knows of nothing: only the agent does.
+    // The new ledger is empty, so only the agent knows the commit.
     std::fs::remove_dir_all(world.folder.path().join("ledger")).unwrap();
     let service = world.serve().await;
     let admin = world.owner(&service);
@@ -201,7 +203,7 @@ async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
     let refused = stranger.client.adopt(&adopt).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::Forbidden), "{refused}");
     member[0].turn_to(&world, &service);
-    // No token: it may ask for one only once it is known again.
+    // The request has no access token: the agent gets one only once it is known again.
     let answer =
         raw(&world, &service, Some(&member[0]), "POST", "adopt", statement.cluster, &adopt);
     let (status, body) = answer.await;
@@ -209,7 +211,7 @@ async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
     assert_eq!(state(&admin, statement.cluster).await, ClusterState::Committed);
     let seen = member[0].poll(None).await.unwrap();
     assert_eq!(seen.document.unwrap().document, shown.document);
-    // Dozens of signatures are looked at each time, and no token is asked for: not without end.
+    // Each request costs dozens of signature checks and needs no token, so there is a rate limit.
     let mut shown_again = 0;
     loop {
         let again =
@@ -238,7 +240,7 @@ async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_se
     form(&mut agents(&world, &one, &lost, &token, 1..=1)).await;
     one.stop().await;
     world.database.replace_with(&backup).await;
-    // A process with another ledger serves first, and lets somebody take the name.
+    // A process with another ledger runs first, and lets another cluster take the name.
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     let taken = world.cluster(&world.owner(&two), "demo", 1).await;
     two.stop().await;
@@ -259,7 +261,7 @@ async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_se
         listed.settled.then_some(listed.generation)
     })
     .await;
-    // New connections of both find nothing new.
+    // New connections of either process find no further change.
     one.stop().await;
     two.stop().await;
     let one = world.serve().await;
@@ -281,7 +283,7 @@ async fn a_cluster_that_ended_here_before_its_ledger_came_back_unsettles_nothing
     let gone = service.app().store.ledger().process();
     service.stop().await;
     world.database.replace_with(&backup).await;
-    // Another process, with a ledger of its own: an owner says that the first one won't come back.
+    // Another process runs with its own ledger, and an owner forgets the first process.
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     was_last_seen_long_ago(&world.database, gone).await;
     changed_long_ago(&world.database).await;
@@ -396,7 +398,7 @@ async fn a_record_changed_by_hand_stops_its_cluster_and_abandoning_is_the_way_ou
     let token = world.token(&admin, &statement).await;
     let members = agents(&world, &service, &statement, &token, 1..=2);
     members[0].redeem().await.unwrap();
-    // Another record under the same key's row, with that one's own, valid signatures.
+    // Replace the record in the row by another agent's, with its valid signatures.
     let forged = members[1].record.sign(&members[1].key, token.key());
     sqlx::query("UPDATE agents SET record = $1, token_record = $2")
         .bind(forged.record.as_str())

@@ -1,4 +1,4 @@
-//! What the busiest requests cost Postgres, counted on the wire.
+//! Tests of the number of round trips to Postgres that frequent requests need.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use super::joining::added;
 use super::support::{World, eventually, socket};
 use crate::server::{Running, start};
 
-/// What follows from what was asked before has begun by then.
+/// Time within which work that follows from earlier requests has started.
 const SETTLES: Duration = Duration::from_millis(300);
-/// BEGIN with the lock, all that is read, all that is written, COMMIT, and the ping by which the pool
-/// takes a connection back.
+/// Maximum number of round trips of a redeem: BEGIN with the lock, one read, one write, COMMIT, and
+/// the ping with which the pool takes the connection back.
 const REDEEM: usize = 5;
-/// A join reads each list of the cluster by itself, and changes few rows: of the newcomer, what it asks
-/// for, and so on, each as measured.
+/// Maximum number of round trips of each request of a join, as measured. A join reads each of the
+/// cluster's lists in a query of its own, and changes few rows.
 const JOIN: [(&str, usize); 6] = [
     ("join", 20),
     ("intents", 12),
@@ -31,8 +31,8 @@ const JOIN: [(&str, usize); 6] = [
     ("leaves", 15),
 ];
 
-/// Between the service and Postgres: counts how often the server says that it waits for the next
-/// question (`ReadyForQuery`, one for each round trip).
+/// Proxy between the service and Postgres. It counts the server's `ReadyForQuery` messages: one for
+/// each round trip.
 struct Counter(Arc<AtomicUsize>);
 
 impl Counter {
@@ -54,7 +54,7 @@ impl Counter {
         Counter(count)
     }
 
-    /// Round trips of `asks`, with the one by which the pool takes the connection back.
+    /// Returns the number of round trips of `asks`, including the ping of the returned connection.
     async fn of(&self, service: &Running, asks: impl Future<Output = ()>) -> usize {
         settle(service).await;
         let before = self.0.load(Ordering::Relaxed);
@@ -64,7 +64,7 @@ impl Counter {
     }
 }
 
-/// Waits until nothing is asked of Postgres any more, however long that takes to come back.
+/// Waits until Postgres has no more work and a connection is idle.
 async fn settle(service: &Running) {
     tokio::time::sleep(SETTLES).await;
     while service.app().store.pool().num_idle() == 0 {
@@ -72,7 +72,8 @@ async fn settle(service: &Running) {
     }
 }
 
-/// Every message: a type, a length that counts itself, a body.
+/// Forwards messages, each of which is a type, a length that includes itself, and a body. Counts
+/// `ReadyForQuery`.
 async fn pass_on(
     mut from: tokio::net::unix::OwnedReadHalf,
     mut to: tokio::net::unix::OwnedWriteHalf,
@@ -98,7 +99,8 @@ async fn counted(world: &World) -> (Running, Counter) {
     let path = dir.display().to_string().replace('/', "%2F");
     args.database.database_url =
         Some(format!("postgres://muster@{path}:5432/{}?sslmode=disable", world.database.name));
-    // One connection listens for hints, one is left; and nothing is asked but what the test asks.
+    // One connection listens for notifications, which leaves one. Nothing but the test causes
+    // queries.
     args.database.pool_size = 2;
     args.times.sweep = Duration::from_secs(3_600);
     let service = start(args).await.unwrap();
@@ -107,7 +109,7 @@ async fn counted(world: &World) -> (Running, Counter) {
     (service, counter)
 }
 
-/// The redeem that is counted comes after others have taught the connection the statements.
+/// Earlier redeems have prepared the connection's statements before one is counted.
 #[tokio::test]
 async fn a_redeem_takes_five_round_trips() {
     let world = World::new().await;
@@ -123,7 +125,7 @@ async fn a_redeem_takes_five_round_trips() {
     let trips = counter.of(&service, async { drop(agents[3].redeem().await.unwrap()) }).await;
     println!("a redeem: {trips} round trips");
     assert!(trips <= REDEEM, "{trips}");
-    // The last seat: a list is frozen, with its seats, addresses and events.
+    // The last seat freezes the list, with its seats, URLs and events.
     let trips = counter.of(&service, async { drop(agents[4].redeem().await.unwrap()) }).await;
     println!("the redeem that freezes: {trips} round trips");
     assert!(trips <= REDEEM, "{trips}");
@@ -132,7 +134,7 @@ async fn a_redeem_takes_five_round_trips() {
     service.stop().await;
 }
 
-/// What each request of a join costs, of the newcomer and of the agent that adds it.
+/// Counts the round trips of each request of a join, by the newcomer and by the agent that adds it.
 #[tokio::test]
 async fn a_join_takes_so_many_round_trips() {
     let world = World::new().await;
@@ -147,7 +149,7 @@ async fn a_join_takes_so_many_round_trips() {
     eventually("the commit is copied", async || copied() == Some(1)).await;
     let founder = &founders[0].client;
     let mut totals = Vec::new();
-    // The second is counted: the first has taught the connection the statements.
+    // Only the second join counts: the first one has prepared the connection's statements.
     for number in [7, 8] {
         let ticket = world.ticket(&admin, &statement).await;
         let newcomer = Agent::new(&world, &service, &statement, &ticket, number);
@@ -187,7 +189,7 @@ async fn a_join_takes_so_many_round_trips() {
 async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
     let world = World::new().await;
     let mut args = world.args("ledger");
-    // A sweep would find them first.
+    // A sweep could find the dead connections first.
     args.times.sweep = Duration::from_secs(3_600);
     let service = start(args).await.unwrap();
     let admin = world.owner(&service);
@@ -197,10 +199,10 @@ async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
     for number in 1..=2 {
         let agent = Agent::new(&world, &service, &statement, &token, number);
         agent.redeem().await.unwrap();
-        // Several at a time, so that more than one lies there when they are ended.
+        // Several requests at once, so that several connections are idle when they are ended.
         let _ = tokio::join!(agent.redeem(), agent.redeem(), agent.redeem());
         let ended = sqlx::query(
-            // Waits until they have ended.
+            // Waits until the backends have ended.
             "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
              WHERE datname = current_database() AND application_name = 'muster-discovery'",
         );
@@ -211,8 +213,8 @@ async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
     service.stop().await;
 }
 
-/// A dump, an ALTER TABLE, another process that was stopped in the middle: the cluster's row is
-/// locked for longer than anybody waits.
+/// The cluster's row is locked for longer than any request waits, as by a dump, an ALTER TABLE, or
+/// a process that was stopped.
 #[tokio::test]
 async fn a_lock_that_is_waited_for_in_vain_spoils_no_connection() {
     let world = World::new().await;
@@ -226,7 +228,7 @@ async fn a_lock_that_is_waited_for_in_vain_spoils_no_connection() {
     let mut locker = world.database.connect().await;
     let lock = "BEGIN; SELECT 1 FROM clusters FOR UPDATE";
     sqlx::raw_sql(lock).execute(&mut locker).await.unwrap();
-    // One waits until the lock's time-out, two leave before it.
+    // One request waits until the lock timeout; two are abandoned earlier.
     let leaves = Duration::from_millis(300);
     let (waited, ..) = tokio::join!(
         agents[0].poll(None),
@@ -239,7 +241,7 @@ async fn a_lock_that_is_waited_for_in_vain_spoils_no_connection() {
         agents[0].poll(None).await.unwrap();
         admin.explain(statement.cluster).await.unwrap();
     }
-    // The service's own work is in a transaction now and then, but none stays in one.
+    // The service's own work may be in a transaction for a moment, but none may stay in one.
     let in_transactions = "SELECT count(*) FROM pg_stat_activity
          WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
     let mut left: i64 = 1;

@@ -1,4 +1,4 @@
-//! A database that is set back under a running service, and what comes back of it.
+//! Tests of a database that is set back under a running service, and of its repair from the ledger.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +17,15 @@ use super::support::{
 use crate::ledger::Ledger;
 use crate::server::ServeArgs;
 
-/// Nothing is looked at but on occasion.
+/// Arguments of a process that never sweeps: it looks at the database only on another occasion.
 fn unswept(world: &World) -> ServeArgs {
     let mut args = world.args("ledger");
     args.times.sweep = Duration::from_secs(3_600);
     args
 }
 
-/// As `pg_restore --clean` does while connections stay: the tables are as before the first redeem.
+/// Sets the tables back to before the first redeem, as `pg_restore --clean` does under open
+/// connections.
 async fn set_tables_back(world: &World, cluster: Uuid) {
     let sql = format!(
         "SET session_replication_role = replica;
@@ -76,7 +77,7 @@ async fn a_database_that_was_set_back_ends_no_cluster_that_committed() {
     service.stop().await;
 }
 
-/// Nothing was copied that the database could lack: only what the ledger holds tells.
+/// No decision was copied from the database, so only the ledger's own commit shows what is missing.
 #[tokio::test]
 async fn a_database_set_back_before_its_commit_was_copied_gets_it_back() {
     let world = World::new().await;
@@ -104,7 +105,7 @@ async fn the_last_ack_of_a_list_that_the_ledger_contradicts_commits_nothing() {
     let token = world.token(&admin, &statement).await;
     let mut agent = Agent::new(&world, &service, &statement, &token, 1);
     let seen = agent.redeem().await.unwrap();
-    // What this process let out in a life that the database has forgotten.
+    // A commit that this process sent out in a history that the database has forgotten.
     let ledger: &Ledger = service.app().store.ledger();
     let authority = crate::ledger::Authority { certificate: String::new(), wrapped_key: None };
     ledger
@@ -124,7 +125,7 @@ async fn the_last_ack_of_a_list_that_the_ledger_contradicts_commits_nothing() {
     service.stop().await;
 }
 
-/// As if its files had been restored into another cluster of databases.
+/// Makes the database look as if its files had been restored on another server.
 async fn move_elsewhere(world: &World) {
     sqlx::raw_sql("UPDATE generation SET system_identifier = '1'")
         .execute(&mut world.database.connect().await)
@@ -132,7 +133,7 @@ async fn move_elsewhere(world: &World) {
         .unwrap();
 }
 
-/// A process that was here once, with a ledger of its own.
+/// Runs another process once, with a ledger of its own. Returns its id.
 async fn another(world: &World) -> Uuid {
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     let process = two.app().store.ledger().process();
@@ -188,7 +189,7 @@ async fn an_accepted_away_cluster_comes_back_from_a_late_ledger_though_its_name_
     let one = world.serve().await;
     let admin = world.owner(&one);
     let accept = discovery_types::api::AcceptRequest { system_identifier: None };
-    // The process knows that there is a commit, and had closed the cluster before.
+    // The process knows that there is a commit, and has closed the cluster already.
     let abandoned = admin.accept_database(&accept).await.unwrap().abandoned;
     assert!(abandoned.is_empty(), "{abandoned:?}");
     let closed = admin.show_cluster(lost.cluster).await.unwrap().summary.state;
@@ -255,7 +256,7 @@ async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_vo
     assert!(refused.is_retryable());
     changed_long_ago(&world.database).await;
     world.owner(&service).forget_process(absent).await.unwrap();
-    // The service looks again when it does.
+    // The service looks at the database again when it does so by itself.
     let refused = found("it is settled", async || {
         let refused = agent.redeem().await.unwrap_err();
         (refused.code() != Some(Code::DatabaseChanged)).then_some(refused)

@@ -1,4 +1,4 @@
-//! What a service does before it serves, and what a start that fails leaves behind.
+//! Tests of the start of a service, and of what a failed start leaves behind.
 
 use discovery_types::key::SigningKey;
 
@@ -32,7 +32,7 @@ async fn a_service_with_another_key_directory_is_kept_out_of_the_database() {
     let cause = std::error::Error::source(&refused).unwrap().to_string();
     assert!(cause.contains(&world.context.pins[0].to_string()), "{cause}");
     assert_eq!(processes(&world).await, before, "it doesn't stand in the table");
-    // Its own replicas get in.
+    // The service's own replicas are accepted.
     start(world.args("ledger-3")).await.unwrap().stop().await;
 }
 

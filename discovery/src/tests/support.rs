@@ -1,4 +1,4 @@
-//! One managed Postgres for the test program, a database for each test, services over it.
+//! Test support: one managed Postgres for the test program, a database for each test, and services.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,13 +22,13 @@ use uuid::Uuid;
 use crate::managed_postgres::{ManagedPostgres, Settings};
 use crate::server::{DatabaseArgs, InitArgs, LimitArgs, Running, ServeArgs, TimeArgs, init, start};
 
-/// Where the shared Postgres listens.
+/// The Postgres server that all tests share.
 struct Postgres {
     socket: PathBuf,
     _stop: mpsc::Sender<()>,
 }
 
-/// A folder that an unprivileged user may pass, and whose path is short.
+/// Makes a folder with a short path that an unprivileged user may enter.
 pub(super) fn folder() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
     tempfile::Builder::new()
@@ -47,7 +47,8 @@ fn postgres() -> &'static Postgres {
         remove_afterwards(&dir);
         let (ready, is_ready) = mpsc::channel();
         let (stop, stopped) = mpsc::channel();
-        // It lives as long as the program: the thread ends with it, and Postgres with the thread.
+        // The server lives as long as the test program: it stops with the thread, and the thread
+        // with the program.
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             let settings = Settings { dir, binaries: None, user: "postgres".into() };
@@ -61,14 +62,15 @@ fn postgres() -> &'static Postgres {
     })
 }
 
-/// In memory where there is room: a busy disk would make the service shed what tests ask for.
+/// Folder for the shared server: in memory if there is space. A busy disk would make the service
+/// refuse requests.
 fn base() -> &'static Path {
     let memory = Path::new("/dev/shm");
     let room = rustix::fs::statvfs(memory).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
     if room > 2 << 30 { memory } else { Path::new("/tmp") }
 }
 
-/// A test program has no end that it could clean up at: somebody else waits for it.
+/// Starts a process that removes `dir` after this one. A test program has no hook at its end.
 fn remove_afterwards(dir: &Path) {
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
@@ -84,7 +86,7 @@ fn remove_afterwards(dir: &Path) {
     drop(waiter.unwrap());
 }
 
-/// Directories of test programs that were killed together with whoever waited for them.
+/// Removes the folders of test programs that were killed together with their cleanup process.
 fn forget_dead_ones() {
     for entry in std::fs::read_dir(base()).unwrap().flatten() {
         let name = entry.file_name();
@@ -95,14 +97,13 @@ fn forget_dead_ones() {
     }
 }
 
-/// Where the shared Postgres listens.
+/// Returns the folder of the shared server's socket.
 pub(super) fn socket() -> &'static Path {
     &postgres().socket
 }
 
-/// A new, empty database.
+/// A database on the shared server.
 pub(super) struct Database {
-    /// Its name.
     pub name: String,
 }
 
@@ -111,7 +112,7 @@ impl Database {
         Database::from_template("template0").await
     }
 
-    /// A copy of another one, as a restore from a backup makes it. Nobody may be connected to it.
+    /// Copies another database, as a restore from a backup does. No connection to it may be open.
     pub(super) async fn from_template(template: &str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("t{}", NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -121,7 +122,7 @@ impl Database {
         Database { name }
     }
 
-    /// Takes the place of `self`, under its name, as a restored backup does.
+    /// Replaces this database by a copy of `backup`, as a restore does.
     pub(super) async fn replace_with(&self, backup: &Database) {
         let mut connection = options("postgres").connect().await.unwrap();
         for sql in [
@@ -132,7 +133,7 @@ impl Database {
         }
     }
 
-    /// A copy of it as it is now; whoever is connected is thrown out.
+    /// Copies this database. Ends all of its connections.
     pub(super) async fn back_up(&self) -> Database {
         let mut connection = options("postgres").connect().await.unwrap();
         for _ in 0..100 {
@@ -154,7 +155,7 @@ impl Database {
         panic!("the database is never free");
     }
 
-    /// What `pg_dump` makes of it, as it is now.
+    /// Returns a dump of this database, made with `pg_dump`.
     pub(super) fn dump(&self) -> Vec<u8> {
         let mut dump = client("pg_dump");
         let done = dump.args(["--format=custom", &self.name]).output().unwrap();
@@ -162,20 +163,20 @@ impl Database {
         done.stdout
     }
 
-    /// DROP, CREATE, `pg_restore`: the way back to a dump that every manual tells.
+    /// Restores a dump as manuals describe it: DROP, CREATE, `pg_restore`.
     pub(super) async fn load(&self, dump: &[u8]) {
         self.make_anew().await;
         self.restore(dump, &[]);
     }
 
-    /// DROP; whoever is connected is thrown out.
+    /// Drops this database and ends all of its connections.
     pub(super) async fn remove(&self) {
         let sql = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
         let mut connection = options("postgres").connect().await.unwrap();
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
     }
 
-    /// DROP, CREATE.
+    /// Drops this database and creates it empty.
     pub(super) async fn make_anew(&self) {
         self.remove().await;
         let sql = format!("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8'", self.name);
@@ -183,7 +184,8 @@ impl Database {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
     }
 
-    /// What `dump` consists of, a line for each part; `--use-list` takes such lines back.
+    /// Returns the table of contents of `dump`, one line for each item. `--use-list` accepts such
+    /// lines.
     pub(super) fn parts(dump: &[u8]) -> String {
         let file = file_of(dump);
         let done = client("pg_restore").arg("--list").arg(file.path()).output().unwrap();
@@ -191,7 +193,7 @@ impl Database {
         String::from_utf8(done.stdout).unwrap()
     }
 
-    /// `pg_restore`, with these options.
+    /// Runs `pg_restore` with these options.
     pub(super) fn restore(&self, dump: &[u8], options: &[&str]) {
         let file = file_of(dump);
         let mut restore = client("pg_restore");
@@ -200,7 +202,7 @@ impl Database {
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     }
 
-    /// The rows of a dump in the place of those that are there, in the same tables.
+    /// Replaces the rows of all tables by those of a dump. The tables themselves stay.
     pub(super) async fn set_rows_back(&self, dump: &[u8]) {
         let mut connection = self.connect().await;
         sqlx::raw_sql(
@@ -216,7 +218,8 @@ impl Database {
         self.restore(dump, &["--data-only", "--disable-triggers"]);
     }
 
-    /// Decisions are told to nobody any more: each process finds them when it looks.
+    /// Suppresses the notifications of decisions, so that each process finds them only when it
+    /// looks.
     pub(super) async fn keep_decisions_quiet(&self) {
         sqlx::raw_sql(
             "DO $$ BEGIN EXECUTE replace(
@@ -245,7 +248,7 @@ pub(super) fn file_of(bytes: &[u8]) -> tempfile::NamedTempFile {
     file
 }
 
-/// One of Postgres' own programs, on the shared server.
+/// Makes a command that runs one of Postgres' programs on the shared server.
 fn client(program: &str) -> std::process::Command {
     let mut command = std::process::Command::new(program);
     command.arg("--host").arg(&postgres().socket);
@@ -261,10 +264,10 @@ pub(super) fn options(database: &str) -> PgConnectOptions {
         .database(database)
 }
 
-/// Far more than anything takes; only a failing test waits for it.
+/// Time limit for waits. It is so long that only a failing test reaches it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Asks until there is what is asked for.
+/// Calls `ask` repeatedly until it returns a value.
 pub(super) async fn found<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let start = std::time::Instant::now();
     loop {
@@ -276,18 +279,18 @@ pub(super) async fn found<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>
     }
 }
 
-/// Asks until it is so.
+/// Calls `ask` repeatedly until it returns true.
 pub(super) async fn eventually(what: &str, mut ask: impl AsyncFnMut() -> bool) {
     found(what, async || ask().await.then_some(())).await;
 }
 
-/// A poll is parked until there is news, however long that takes.
+/// Sets long time limits, so that a poll waits until something changes.
 pub(super) fn parks(mut args: ServeArgs) -> ServeArgs {
     (args.times.poll, args.times.lease) = (Duration::from_secs(50), Duration::from_secs(100));
     args
 }
 
-/// Times that make tests quick and still leave room on a loaded machine.
+/// Time limits that keep tests quick, and leave enough time on a loaded machine.
 pub(super) fn times() -> TimeArgs {
     TimeArgs {
         lease: Duration::from_secs(30),
@@ -297,13 +300,13 @@ pub(super) fn times() -> TimeArgs {
         deadline: Duration::from_secs(86_400),
         draft: Duration::from_secs(600),
         unread: Duration::from_secs(2),
-        // Whoever is made to wait for others' waits longer than any test.
+        // Longer than any test: a connection that waits for a handshake must not time out.
         handshake: Duration::from_secs(3_600),
         drain: Duration::from_secs(5),
     }
 }
 
-/// One installation: keys, ledgers and a database. Services come and go.
+/// One installation: keys, ledgers and a database. Services may be started and stopped.
 pub(super) struct World {
     pub folder: tempfile::TempDir,
     pub database: Database,
@@ -367,7 +370,7 @@ impl World {
         self.client(service, Some(&self.owner))
     }
 
-    /// A statement for a new draft, not put yet.
+    /// Makes a draft, and returns its first statement without sending it.
     pub(super) async fn draft(&self, admin: &Client, name: &str, size: u8) -> Statement {
         let name = name.parse().unwrap();
         let request = DraftRequest { name, size };
@@ -396,7 +399,7 @@ impl World {
         }
     }
 
-    /// An open cluster.
+    /// Opens a cluster.
     pub(super) async fn cluster(&self, admin: &Client, name: &str, size: u8) -> Statement {
         let statement = self.draft(admin, name, size).await;
         let jws = statement.sign(&self.owner);
@@ -404,7 +407,7 @@ impl World {
         statement
     }
 
-    /// A grant for a new token, not put yet.
+    /// Makes a grant for a new token without sending it.
     pub(super) fn grant(&self, admin: &Client, statement: &Statement) -> (Token, Grant) {
         let token = Token::generate(TokenKind::Boot);
         let now = admin.service_now_ms().unsigned_abs() / 1_000;
@@ -426,7 +429,7 @@ impl World {
         (token, grant)
     }
 
-    /// A token that was good when the service took it, and good for no longer than that takes.
+    /// Makes a token whose grant the service has accepted, and which expires shortly afterwards.
     pub(super) async fn short_lived(
         &self,
         admin: &Client,
@@ -440,21 +443,21 @@ impl World {
             grant.issued_at = grant.expires_at - life;
             match admin.put_grant(&grant.sign(&self.owner)).await {
                 Ok(_) => return (token, grant),
-                // A slow machine: it had ended before it came.
+                // On a slow machine the grant had expired on arrival: try a longer life.
                 Err(error) if seconds > 60 => panic!("{error}"),
                 Err(_) => seconds *= 2,
             }
         }
     }
 
-    /// Waits until a grant has ended, by the service's own clock.
+    /// Waits until a grant has expired by the service's clock.
     pub(super) async fn outlive(&self, admin: &Client, grant: &Grant) {
         while admin.service_now_ms().unsigned_abs() / 1_000 <= grant.expires_at + 1 {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    /// A token that can be redeemed.
+    /// Makes a token that can be redeemed.
     pub(super) async fn token(&self, admin: &Client, statement: &Statement) -> Token {
         let (token, grant) = self.grant(admin, statement);
         admin.put_grant(&grant.sign(&self.owner)).await.unwrap();
@@ -463,7 +466,7 @@ impl World {
 }
 
 impl World {
-    /// A grant for a new join ticket, not put yet.
+    /// Makes a grant for a new join ticket without sending it.
     pub(super) fn join_grant(&self, admin: &Client, statement: &Statement) -> (Token, Grant) {
         let token = Token::generate(TokenKind::Join);
         let (_, grant) = self.grant(admin, statement);
@@ -478,7 +481,7 @@ impl World {
         (token, grant)
     }
 
-    /// A join ticket that can be redeemed.
+    /// Makes a join ticket that can be redeemed.
     pub(super) async fn ticket(&self, admin: &Client, statement: &Statement) -> Token {
         let (token, grant) = self.join_grant(admin, statement);
         admin.put_grant(&grant.sign(&self.owner)).await.unwrap();
@@ -486,7 +489,7 @@ impl World {
     }
 }
 
-/// Long enough ago for an owner to forget it.
+/// Moves the time when a process was last seen so far back that an owner may forget it.
 pub(super) async fn was_last_seen_long_ago(database: &Database, process: Uuid) {
     sqlx::query("UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = $1")
         .bind(process)
@@ -495,7 +498,7 @@ pub(super) async fn was_last_seen_long_ago(database: &Database, process: Uuid) {
         .unwrap();
 }
 
-/// What a minute would do: the database has changed long ago, and whoever runs has looked at it.
+/// Moves the time of the database's last change back, as if running processes had had time to look.
 pub(super) async fn changed_long_ago(database: &Database) {
     sqlx::query("UPDATE generation SET changed_us = changed_us - 61000000")
         .execute(&mut database.connect().await)
@@ -503,7 +506,7 @@ pub(super) async fn changed_long_ago(database: &Database) {
         .unwrap();
 }
 
-/// The first commit document of a cluster, as the database has it.
+/// Returns a cluster's commit document from the database.
 pub(super) async fn committed(database: &Database, cluster: Uuid) -> Option<Jws> {
     let row: Option<String> =
         sqlx::query_scalar("SELECT document FROM commits WHERE cluster_id = $1")
@@ -514,7 +517,7 @@ pub(super) async fn committed(database: &Database, cluster: Uuid) -> Option<Jws>
     row.map(|text| text.parse().unwrap())
 }
 
-/// A request as anybody may make it, without a word of ours.
+/// Sends a request with exactly these headers, without the client library. Returns status and body.
 pub(super) async fn send_with(
     world: &World,
     service: &Running,
@@ -535,7 +538,7 @@ pub(super) async fn send_with(
     (status, unchunked(body))
 }
 
-/// A JSON request.
+/// Sends a JSON request. Returns status and body.
 pub(super) async fn send(
     world: &World,
     service: &Running,
@@ -548,12 +551,12 @@ pub(super) async fn send(
     send_with(world, service, key, method, path, &headers, body).await
 }
 
-/// What is at `path`, for everybody.
+/// Sends a GET request without a client key. Returns status and body.
 pub(super) async fn get(world: &World, service: &Running, path: &str) -> (u16, String) {
     send_with(world, service, None, "GET", path, &[], String::new()).await
 }
 
-/// Bytes over TLS, and what comes back until the other side closes.
+/// Sends bytes over TLS. Returns everything received until the service closes the connection.
 pub(super) async fn exchange(
     world: &World,
     service: &Running,
@@ -568,7 +571,7 @@ pub(super) async fn exchange(
     let mut stream = connector.connect(name, socket).await?;
     stream.write_all(bytes).await?;
     let mut answer = Vec::new();
-    // The end without a close_notify is an end as well.
+    // A connection that ends without close_notify has ended all the same.
     let _ = stream.read_to_end(&mut answer).await;
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
