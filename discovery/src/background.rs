@@ -47,6 +47,7 @@ async fn listen_once(app: &App, pause: &mut Duration) -> Result<(), sqlx::Error>
     let mut listener = PgListener::connect_with(app.store.pool()).await?;
     listener.listen_all([CHANNEL, ledger::CHANNEL]).await?;
     *pause = FIRST_PAUSE;
+    // Notifications from before LISTEN were missed.
     copy(app).await;
     app.wakes.wake_all();
     loop {

@@ -73,6 +73,7 @@ pub(crate) fn make_ca(
     let mut params = CertificateParams::default();
     params.distinguished_name = common_name(&format!("muster {label} {name}"));
     params.distinguished_name.push(DnType::OrganizationalUnitName, cluster.to_string());
+    // Path length 0: this CA may sign leaves, but no further CAs.
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     set_validity(&mut params, now, CA_LIFE);
@@ -100,7 +101,7 @@ pub(crate) struct MemberLeaf<'a> {
     pub client_hosts: &'a [String],
 }
 
-/// Both CAs of a cluster, loaded to sign.
+/// The two CAs of a cluster, loaded to sign.
 pub(crate) struct Authority {
     /// Signs the certificates of peer connections.
     pub peer: Ca,

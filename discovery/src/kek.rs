@@ -21,7 +21,7 @@ pub(crate) const KEK_LEN: usize = 32;
 /// Plaintext of a database seal.
 const SEALED: &[u8] = b"muster-database-1";
 
-/// What a wrapped key is for.
+/// Purpose of a wrapped key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Key of the CA for the certificates that members show each other.

@@ -60,7 +60,7 @@ impl AddressLimit {
     /// Whether a full table may be cleaned up now. A cleanup visits every address, so at most one
     /// runs in each [`TIDY_EVERY`], however many requests ask.
     fn may_tidy(&self) -> bool {
-        let now = self.started.elapsed().as_millis() as u64 + 1;
+        let now = self.started.elapsed().as_millis() as u64 + 1; // 0 means never.
         let tidy = |last: u64| {
             (last == 0 || now - last.min(now) >= TIDY_EVERY.as_millis() as u64).then_some(now)
         };

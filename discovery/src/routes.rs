@@ -22,7 +22,7 @@ use crate::server::Peer;
 
 const JSON: &str = "application/json";
 
-/// Registers every route.
+/// Registers every route of the API.
 #[expect(clippy::too_many_lines, reason = "the whole table in one place, a line for each route")]
 pub(crate) fn configure(config: &mut ServiceConfig) {
     config

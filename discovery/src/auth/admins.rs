@@ -60,6 +60,7 @@ impl AdminDirectory {
         let ledger = app.store.ledger();
         let admins = Arc::new(read(&self.root, &ledger.admins(), &rows, fingerprint));
         let texts: Vec<String> = admins.elements.iter().map(ToString::to_string).collect();
+        // The chain must be durable in the ledger before this process acts on it.
         ledger.ensure_admins(&texts).await?;
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         // Two requests may read the rows at the same time; only the first one raises the alarm.

@@ -99,7 +99,7 @@ impl Home {
         names.iter().map(|name| self.get(Some(name.as_str()))).collect()
     }
 
-    /// Removes a context.
+    /// Removes a context. If it was the current one, no context is current afterwards.
     pub(super) fn remove(&self, name: &Name) -> Result<(), CliError> {
         self.get(Some(name.as_str()))?;
         let file = self.file(name);

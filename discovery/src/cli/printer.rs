@@ -13,7 +13,7 @@ use super::CliError;
 /// Maximum length in bytes of a line that is read as an answer.
 const MAX_ANSWER: u64 = 256;
 
-/// Both output streams of a command.
+/// The output streams of a command, and the form of its answer.
 pub(super) struct Printer {
     json: bool,
     out: Box<dyn Write>,
@@ -145,7 +145,7 @@ fn write_times(json: &mut Value) {
 }
 
 impl Text<'_> {
-    /// Prints one line.
+    /// Prints one line, with control characters replaced.
     pub(super) fn line(&mut self, text: &str) {
         if let Err(error) = writeln!(self.out, "{}", printable(text)) {
             self.failed.get_or_insert(error);

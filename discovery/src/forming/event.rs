@@ -40,7 +40,7 @@ pub(crate) enum Incoming {
     Tick,
     /// An opened redeem request, with the record that it claims and the sender's address.
     Redeem { redeem: Box<Redeem>, claimed: Box<Record>, address: IpAddr },
-    /// An agent's poll.
+    /// An agent's poll, which renews its lease.
     Poll { key: PublicKey, session: Session, highest_epoch: u64 },
     /// An agent's signed ack of the proposal.
     Ack { key: PublicKey, jws: Jws },

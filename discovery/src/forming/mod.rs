@@ -119,6 +119,7 @@ impl App {
         if !refused {
             transaction.add(prepared.statement.as_ref(), prepared.revoke.as_ref()).await?;
         }
+        // A tick is saved even without changes: that corrects the cluster's next deadline.
         if changed || !changes.is_empty() || matches!(incoming, Incoming::Tick) {
             let next = next_deadline(&transaction.cluster, &self.settings, transaction.now);
             let address = address.map(|address| address.to_string());
@@ -141,6 +142,7 @@ impl App {
         let cluster = transaction.commit().await?;
         crash_points("after", &changes, committed.is_some());
         self.announce(&cluster, &changes, &alarms);
+        // The commit must be durable in the ledger before its document leaves with the response.
         if let Some(entry) = entry {
             crate::crash::point("before", "ledger");
             self.store.let_out(entry).await?;

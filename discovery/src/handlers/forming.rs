@@ -138,6 +138,7 @@ pub(crate) async fn poll(
     Body(body): Body<PollRequest>,
 ) -> Result<Json<PollResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
+    // Subscribe before reading, so that no change in between is missed.
     let news = app.wakes.subscribe(*path);
     let incoming = Incoming::Poll {
         key: caller.key,
@@ -169,6 +170,7 @@ pub(crate) async fn watch(
 ) -> Result<Json<PollResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
     let key = agent_key(&caller);
+    // Subscribe before reading, so that no change in between is missed.
     let news = app.wakes.subscribe(*path);
     let looked = app.look(*path, key).await?;
     let waited = park(&app, *path, &caller, query.after, looked, news).await?;

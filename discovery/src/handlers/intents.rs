@@ -270,6 +270,7 @@ impl Wait<'_> {
         read: impl AsyncFn() -> Result<T, ApiError>,
         seen: impl Fn(&T) -> (u64, Option<u64>),
     ) -> Result<T, ApiError> {
+        // Subscribe before reading, so that no change in between is missed.
         let mut news = app.wakes.subscribe(self.cluster);
         let mut found = read().await?;
         let (rev, ends) = seen(&found);

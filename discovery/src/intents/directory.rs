@@ -1,4 +1,4 @@
-//! Which list of members discovery believes, given the members' reports. Pure.
+//! Decides which list of members discovery believes, given the members' reports. Pure.
 //!
 //! A list is confirmed once a quorum reports it. The quorum is of the voters of the last confirmed
 //! list; the first of these is the commit document's. A confirmed list has the position in the

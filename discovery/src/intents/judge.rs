@@ -22,7 +22,7 @@ pub(super) const MAX_LIVE: usize = 16;
 /// agent that reports a false state could otherwise block other intents for ever.
 pub(super) const COUNTS_FOR_US: Micros = 24 * 3_600 * 1_000_000;
 
-/// What to do with a reported outcome.
+/// Decision about a reported outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Taken {
     /// The outcome is new and must be stored.

@@ -1,5 +1,5 @@
-//! Which Raft cluster discovery follows: the founded one, or the one that the last recovery made.
-//! Pure.
+//! Decides which Raft cluster discovery follows: the founded one, or the one that the last recovery
+//! made. Pure.
 //!
 //! An operator's signature makes a recovery valid, whichever agent shows it. Discovery follows the
 //! first chain that it is shown, and a longer chain only if it extends that one. A chain that

@@ -51,7 +51,7 @@ const LISTED_US: Micros = 86_400 * 1_000_000;
 /// Maximum length in characters of an agent's text that is stored.
 const MAX_SENTENCE: usize = 300;
 
-/// Reader of intents.
+/// Reader of intents, which determines the visible ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reader {
     /// An admin, who may read every intent.
@@ -284,7 +284,7 @@ impl App {
         })
     }
 
-    /// Returns one intent.
+    /// Returns one intent, if the reader may see it.
     pub(crate) async fn intent(
         &self,
         cluster: Uuid,

@@ -28,7 +28,7 @@ pub(crate) struct Source {
 pub(super) struct Times {
     /// When the list was decided. A member that never reported counts as silent from then.
     pub(super) decided: Micros,
-    /// Current database time.
+    /// Current database time, in microseconds.
     pub(super) now: Micros,
 }
 

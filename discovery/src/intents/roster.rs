@@ -1,6 +1,6 @@
-//! Whose agents may speak for a running cluster: those of its founders and of newcomers that its
-//! members have added. After a recovery the survivor is the only founder, and agents of the lost
-//! cluster's other members are refused. Pure.
+//! Decides which agents may speak for a running cluster: those of its founders, and of newcomers
+//! that its members have added. After a recovery the survivor is the only founder, and agents of
+//! the lost cluster's other members are refused. Pure.
 
 use std::collections::BTreeSet;
 

@@ -51,7 +51,7 @@ pub(crate) struct Authority {
 /// The database that this process last worked with, and the position that it had reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seen {
-    /// Postgres' `pg_control_system().system_identifier`.
+    /// Identifier of the server: `pg_control_system().system_identifier`.
     pub system_identifier: u64,
     /// Timeline of the write-ahead log.
     pub timeline: u32,
@@ -333,7 +333,7 @@ impl Index {
 
     /// Takes a position from the position file, if it is of the same history as the ledger's.
     pub(super) fn take_position(&mut self, position: Seen) {
-        // Everything except the position stands in the ledger, where it may be newer.
+        // Take only the position: the ledger itself holds the rest, which may be newer there.
         let Some(seen) = &mut self.seen else { return };
         *seen = seen.no_less_than(Some(&position));
     }

@@ -152,7 +152,7 @@ fn failed(error: super::LedgerError) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(error))
 }
 
-/// What a look has found in the database before it copies anything.
+/// Findings of a look about the database, before it copies anything.
 struct FoundDatabase<'a> {
     looked: &'a Looked<'a>,
     generation: Generation,
@@ -270,7 +270,7 @@ async fn renew(
     .await
 }
 
-/// What a look knows before it reads any table.
+/// Data that a look has before it reads any table.
 pub(super) struct Looked<'a> {
     pub(super) server: &'a Server,
     pub(super) ledger: &'a Ledger,

@@ -1,10 +1,10 @@
 //! The ledger: what this process has sent out and seen decided, kept outside Postgres. It protects
 //! against a database that was set back.
 //!
-//! A database can go back in time: a dump is loaded, a copy of its files is put in place, or an old
-//! primary still answers. It would then let a second cluster form under an identity that hosts
-//! already run. Nothing in the database shows this, so each process keeps a ledger on a disk of its
-//! own. The decisions are pure and are in [`discovery_formation::memory`]; this module provides
+//! A database can go back in time. A dump may be loaded, a copy of its files may be put in place,
+//! or an old primary may still answer. It would then let a second cluster form under an identity
+//! that hosts already run. Nothing in the database shows this, so each process keeps a ledger on a
+//! disk of its own. The decisions are pure and are in [`discovery_formation::memory`]; this module provides
 //! what they need.
 //!
 //! 1. **A commit document is fsynced in the ledger before it first leaves this process**
@@ -51,8 +51,8 @@
 //!
 //! A database may be set back by copying its files, so that Postgres can't tell, together with
 //! every ledger. The processes then report that the ledgers are copies, but nothing waits. Only the
-//! hosts of the clusters formed since know better. A file system that is set back as a whole, as by
-//! a machine's snapshot, keeps its files' birth times, so its ledgers don't even look like copies.
+//! hosts of the clusters formed since know better. A machine's snapshot sets a file system back as
+//! a whole and keeps its files' birth times. Its ledgers then don't even look like copies.
 
 mod agree;
 mod copy;

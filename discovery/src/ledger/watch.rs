@@ -1,4 +1,4 @@
-//! What this life of the process knows about the database and its own ledger, without a query.
+//! State of the database and the ledger as this life of the process knows it, without a query.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};

@@ -46,6 +46,7 @@ pub(super) fn supervise(settings: &Settings, state: &watch::Sender<State>, stop:
         let ended = run_once(settings, &installation, &account, state, stop, &mut was_ready);
         let error = match ended {
             Ended::Stopped => return end(None),
+            // It was never ready: `start` returns the error instead of a retry here.
             Ended::Died(error) if !was_ready => return end(Some(error)),
             Ended::Died(error) => error,
         };
@@ -160,6 +161,7 @@ fn is_ready(pid_file: &Path, pid: u32) -> bool {
 }
 
 fn stop_child(child: &mut Child) {
+    // Fast shutdown, then immediate shutdown, then SIGKILL.
     for signal in [Signal::INT, Signal::QUIT, Signal::KILL] {
         let _ = rustix::process::kill_process(Pid::from_child(child), signal);
         let deadline = Instant::now() + STOP_PATIENCE;

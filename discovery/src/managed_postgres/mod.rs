@@ -113,7 +113,7 @@ pub(crate) enum ManagedPostgresError {
     )]
     Foreign {
         dir: PathBuf,
-        /// What the folder holds instead.
+        /// Description of what the folder holds instead.
         why: String,
     },
     /// Another process runs a server in the directory.

@@ -30,7 +30,7 @@ pub(crate) struct InitArgs {
     pub trust_domain: String,
 }
 
-/// Runs the service.
+/// Arguments of the `serve` command.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Key directory made by `init`

@@ -189,7 +189,7 @@ fn open(folder: &Path, name: &str) -> Result<File, ServerError> {
     })
 }
 
-/// Copies a file as it is now. Returns the length and hash of what was copied.
+/// Copies a file as it is now. Returns its length and hash.
 fn sum(from: &mut File, to: &mut impl Write, path: &Path) -> Result<BackupFile, ServerError> {
     let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
     let (mut chunk, mut bytes) = (vec![0; CHUNK], 0);

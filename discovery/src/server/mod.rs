@@ -29,22 +29,22 @@ pub(crate) use run::{Running, start};
 /// Why a server command ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The arguments contradict each other or what they name. Exit code 2.
+    /// The arguments contradict each other, or the files and folders that they name. Exit code 2.
     #[error("{0}")]
     Usage(String),
     /// No restart can help: a person has to decide. Exit code 3.
     #[error("{message}")]
     DoNotRestart {
-        /// What doesn't work.
+        /// The failed operation.
         message: String,
-        /// What was found, and what to do about it.
+        /// The finding, and what to do about it.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A failure that a second try or an operator may fix. Exit code 1.
     #[error("{message}")]
     Failed {
-        /// What didn't work, and what to do.
+        /// The failed operation, and what to do about it.
         message: String,
         /// The error that the system reported.
         #[source]

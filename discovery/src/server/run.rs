@@ -52,7 +52,7 @@ const PARKED_EACH: usize = 8;
 /// Name of the database in the managed server.
 pub(super) const DATABASE: &str = "muster";
 
-/// A started service.
+/// A started service, which stops with [`Running::stop`].
 pub(crate) struct Running {
     /// Addresses on which it listens.
     #[cfg_attr(not(test), expect(dead_code, reason = "tests serve where the kernel picks"))]

@@ -20,7 +20,7 @@ use crate::ledger;
 pub(crate) struct ClusterSummaryRow {
     pub id: Uuid,
     pub name: String,
-    /// Number of seats.
+    /// Number of seats, from 1 to 9.
     pub size: i16,
     /// Phase of the cluster, or `draft`.
     pub phase: String,
@@ -80,9 +80,9 @@ impl Origin {
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub name: String,
-    /// Number of seats.
+    /// Number of seats, from 1 to 9.
     pub size: i16,
-    /// Both CAs of the draft.
+    /// Peer CA and client CA of the draft.
     pub authorities: Authorities,
 }
 

@@ -31,7 +31,7 @@ pub(crate) enum StoreError {
     /// A row holds an impossible value: it was changed by hand, or by a broken disk.
     #[error("the database holds what can't be: {what}")]
     Damaged {
-        /// Which row is damaged, and how.
+        /// Description of the damaged row.
         what: String,
     },
     /// A number in the request is too large for a row.

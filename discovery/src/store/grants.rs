@@ -1,4 +1,4 @@
-//! Queries on grants.
+//! Queries on grants: insertion, single ones, and lists.
 
 use discovery_formation as formation;
 use discovery_types::grant::VerifiedGrant;

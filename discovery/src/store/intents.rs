@@ -117,7 +117,7 @@ pub(crate) struct NewIntent<'a> {
 /// Everything stored about a cluster's changes and its members' reports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Changes {
-    /// Intents, oldest first.
+    /// Stored intents, oldest first.
     pub intents: Vec<StoredIntent>,
     /// Members whose removal was confirmed, with the keys of their agents.
     pub removed: Vec<(Option<PublicKey>, Removal)>,

@@ -81,7 +81,7 @@ impl Store {
         &self.watch
     }
 
-    /// Reads Postgres' clock.
+    /// Returns the time by Postgres' clock.
     pub(crate) async fn now(&self) -> Result<Micros, StoreError> {
         Ok(sqlx::query_scalar("SELECT now_us()").fetch_one(&mut *self.acquire().await?).await?)
     }

@@ -33,7 +33,7 @@ pub(crate) struct AskingRow {
     pub first_us: Micros,
     /// When the host asked last.
     pub last_us: Micros,
-    /// Number of requests.
+    /// Number of requests so far.
     pub times: i64,
 }
 

@@ -1,4 +1,4 @@
-//! Tests of attacks by somebody who can write to the database, or who has a seat.
+//! Tests of attacks by an intruder in the database, or by an agent with a seat.
 
 use data_encoding::BASE64URL_NOPAD;
 use discovery_types::api::{ClusterState, ReportRequest};

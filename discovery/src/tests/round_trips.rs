@@ -17,8 +17,8 @@ use crate::server::{Running, start};
 
 /// Time within which work that follows from earlier requests has started.
 const SETTLES: Duration = Duration::from_millis(300);
-/// Maximum number of round trips of a redeem: BEGIN with the lock, one read, one write, COMMIT, and
-/// the ping with which the pool takes the connection back.
+/// Maximum number of round trips of a redeem. They are BEGIN with the lock, one read, one write,
+/// COMMIT, and the ping with which the pool takes the connection back.
 const REDEEM: usize = 5;
 /// Maximum number of round trips of each request of a join, as measured. A join reads each of the
 /// cluster's lists in a query of its own, and changes few rows.

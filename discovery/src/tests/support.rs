@@ -399,7 +399,7 @@ impl World {
         }
     }
 
-    /// Opens a cluster.
+    /// Opens a cluster and returns its first statement.
     pub(super) async fn cluster(&self, admin: &Client, name: &str, size: u8) -> Statement {
         let statement = self.draft(admin, name, size).await;
         let jws = statement.sign(&self.owner);

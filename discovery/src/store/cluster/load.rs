@@ -20,7 +20,7 @@ use super::records::Caches;
 /// Whether the signatures in rows are verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Verify every signature.
+    /// Verify every signature: the normal case.
     Verify,
     /// Use the rows unverified, to abandon a cluster whose rows somebody changed.
     Claims,

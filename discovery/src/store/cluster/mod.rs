@@ -258,7 +258,7 @@ impl ClusterTransaction {
         Ok(())
     }
 
-    /// Commits the transaction.
+    /// Commits the transaction and returns the saved cluster.
     pub(crate) async fn commit(self) -> Result<Cluster, StoreError> {
         self.transaction.commit().await?;
         Ok(self.cluster)
@@ -322,7 +322,7 @@ pub(crate) async fn authorities(
     Ok(Authorities { peer, client })
 }
 
-/// A stored decision.
+/// A decision as stored in the database.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredCommit {
     /// Hash of the decided list.
