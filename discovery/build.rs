@@ -1,4 +1,4 @@
-//! New migrations are part of the program: cargo has to look at them.
+//! Rebuilds the crate when a migration changes: `sqlx::migrate!` embeds the migrations.
 
 use std::io::Write;
 

@@ -17,7 +17,7 @@ use muster_door::network;
 const ADDRESSES_MAX: usize = 65_536;
 /// Minimum time between two cleanups of a full table.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
-/// Key of the bucket that all addresses share that found the table full.
+/// Key of the bucket that is shared by all addresses that found the table full.
 const OVERFLOW: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
 /// Token-bucket rate limit for each address.

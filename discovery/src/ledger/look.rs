@@ -110,7 +110,7 @@ async fn look_once(
         tell_of_older(ledger, watch);
         watch.set_incomplete();
         // Keep the old count of sweeps until the ledger is filled: a restart then finds again that
-        // it is old.
+        // the ledger is old.
         seen.beat = before.known.map_or(0, |known| known.beat);
     }
     if ledger.seen().is_none_or(|old| !old.is_of_the_same(&seen)) {

@@ -27,8 +27,8 @@ pub(super) struct Home {
     ledger: Birth,
 }
 
-/// Identity of a file among all that its file system ever held. A rename keeps it. A copy has
-/// another one, even a copy over an existing file.
+/// Identity of a file, unique among all files that its file system ever held. A rename keeps it. A
+/// copy has another one, even a copy over an existing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Birth {
     inode: u64,

@@ -84,7 +84,7 @@ impl StandsRow {
     fn stands(&self) -> Option<Stands> {
         let phase = self.phase.as_deref()?;
         Some(Stands {
-            // A draft isn't a phase of the state machine, so it has none.
+            // `Phase` has no draft, so a draft's row gives `None`.
             phase: Phase::parse(phase),
             cause: self.ended_cause.as_deref().and_then(EndCause::parse),
             commit: self.h.as_deref().and_then(|h| h.try_into().ok()).map(Hash),

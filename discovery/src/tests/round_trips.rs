@@ -109,7 +109,7 @@ async fn counted(world: &World) -> (Running, Counter) {
     (service, counter)
 }
 
-/// Earlier redeems have prepared the connection's statements before one is counted.
+/// Earlier redeems prepare the connection's statements, so the counted one doesn't pay for that.
 #[tokio::test]
 async fn a_redeem_takes_five_round_trips() {
     let world = World::new().await;
