@@ -21,10 +21,10 @@ pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
     version,
     about = "Meets its peers through the discovery service, then runs and looks after this host's Raft node.",
     long_about = "One muster-agent runs on each host. Give it the join bundle that an admin made \
-        (muster-discovery token create): it works out this host's address, meets the other hosts \
-        through the discovery service, checks everything that they signed, and starts the node \
-        once all of them agree on one list. From then on the node needs neither discovery nor \
-        agent to serve; the agent keeps it running.",
+        (muster-discovery token create). The agent works out this host's address, meets the other \
+        hosts through the discovery service, and checks everything that they signed. It starts the \
+        node once all hosts agree on one list of members. From then on the node needs neither \
+        discovery nor agent to serve; the agent keeps it running.",
     after_long_help = "FIRST START\n  \
         muster-agent run --data-dir /var/lib/muster --bundle-file /root/bundle\n  \
         ssh admin@… muster-discovery token create --cluster demo | muster-agent run --bundle-file -\n\n\
@@ -52,34 +52,36 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Join or form the cluster, then run the node and keep it running.
     Run(Box<Run>),
-    /// Say what the agent and the node are doing, and why they wait.
+    /// Show what the agent and the node are doing, and why they wait.
     Status(Status),
     /// Put the old state aside, so that this host can join again as a new member.
     #[command(long_about = "Moves the agent's and the node's state into quarantine-<time> under \
         the data directory; nothing is deleted. Afterwards this host is a new one: it gets a new \
-        key and needs a new token. Refused while an agent or a node runs. A member of a running \
-        cluster has to be removed there first: the cluster goes on counting it until then.")]
+        key and needs a new token. The command is refused while an agent or a node runs. Remove \
+        this host's member from a running cluster first: the cluster goes on counting it until \
+        then.")]
     Reset(Reset),
-    /// Make a new cluster of what is left, when a majority of the members is lost for good.
+    /// Make a new cluster from a surviving data directory when a majority of the members is lost
+    /// for good.
     #[command(
         subcommand,
-        long_about = "A cluster that lost most of its members waits, for ever: nobody but a person can \
-            say that they will not come back. If so, this makes a new cluster, with a new id, out of \
-            the surviving directory whose log goes furthest. Nothing here starts by itself, and no \
-            member of the old cluster can talk to the new one.",
+        long_about = "A cluster that lost a majority of its members waits for ever: only a person can \
+            say that they will not come back. If so, this command makes a new cluster, with a new \
+            id, from the surviving directory whose log ends last. Nothing here starts by itself, and \
+            no member of the old cluster can talk to the new one.",
         after_long_help = "STEP BY STEP\n  \
             on each host with a surviving directory, its agent stopped:\n    \
             muster-agent recover examine --json > HOST.json\n  \
-            on the one that goes furthest (examine --report shows which), with the others' files:\n    \
+            on the host whose log ends last (examine --report shows it), with the others' files:\n    \
             muster-agent recover make --report OTHER.json --key operator.pem --i-accept-data-loss\n    \
             muster-agent run\n  \
             on each other host, one after the other: muster-agent reset --yes, and join again as a \
             learner"
     )]
     Recover(RecoverCommand),
-    /// See and change who the cluster's members are.
+    /// Show and change the cluster's members.
     Member(MemberCommand),
-    /// Become the node (used by `run`).
+    /// Replace this process by the node (used by `run`).
     #[command(hide = true)]
     LaunchNode(LaunchNode),
 }
@@ -107,10 +109,10 @@ pub(crate) struct DataDir {
     pub data_dir: PathBuf,
 }
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Text lines for people to read.
     #[default]
     Text,
     /// One JSON object per line.
@@ -124,15 +126,15 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub data_dir: DataDir,
 
-    /// The join bundle, one line, in a file (keep it 0600) or on standard input (-). A bundle is a
-    /// secret, so it is never an argument. Needed until this host has redeemed it; a host that
-    /// already holds a seat or runs its node doesn't read it.
+    /// File with the join bundle, one line (keep it 0600), or - for standard input. A bundle is a
+    /// secret, so it is never an argument. The bundle is needed until this host has redeemed it; a
+    /// host that already holds a seat or runs its node doesn't read it.
     #[arg(long, value_name = "FILE")]
     pub bundle_file: Option<PathBuf>,
 
-    /// If the cluster has its members already, don't end with exit code 3: wait until the bundle
-    /// file holds a join ticket (token create --kind join), and go on with it. Discovery shows this
-    /// host as asking meanwhile (cluster show).
+    /// If the cluster has its members already, wait instead of ending with exit code 3. Once the
+    /// bundle file holds a join ticket (token create --kind join), go on with it. Discovery shows
+    /// this host as asking meanwhile (cluster show).
     #[arg(long)]
     pub wait_for_ticket: bool,
 
@@ -140,8 +142,8 @@ pub(crate) struct Run {
     #[arg(long)]
     pub name: Option<String>,
 
-    /// The host name or address that the others reach this host at (default: the address that
-    /// packets to the discovery service leave from; at a later start, as before).
+    /// Host name or address at which the other members reach this host (default: the source address
+    /// of packets to discovery; later: the previous one).
     #[arg(long, value_name = "HOST")]
     pub advertise_address: Option<String>,
 
@@ -153,32 +155,34 @@ pub(crate) struct Run {
     #[arg(long, value_name = "PORT")]
     pub client_port: Option<u16>,
 
-    /// The whole URL that the other members reach this one at, if address and port don't say it;
-    /// it wins over them.
+    /// Full URL at which the other members reach this one; overrides the advertised address and the
+    /// port.
     #[arg(long, value_name = "URL")]
     pub peer_url: Option<String>,
 
-    /// The whole URL that clients reach this member at; it wins over address and port.
+    /// Full URL at which clients reach this member; overrides the advertised address and the port.
     #[arg(long, value_name = "URL")]
     pub client_url: Option<String>,
 
-    /// The address to listen on (default: the advertised one if it is this host's, else all).
+    /// The address to listen on (default: the advertised address if this host has it, else all
+    /// addresses).
     #[arg(long, value_name = "IP")]
     pub listen_address: Option<IpAddr>,
 
-    /// Where clients reach a member of the cluster that this host joins with a ticket: HOST, HOST:PORT
-    /// or a URL; may be repeated. For a cluster that discovery can't find, as after a recovery at other
-    /// addresses. Whoever answers there still has to prove that it is the ticket's cluster.
+    /// Client address of a member of the cluster that this host joins with a ticket: HOST,
+    /// HOST:PORT or a URL; may be repeated. Needed for a cluster that discovery can't find, as
+    /// after a recovery at other addresses. The member that answers still has to prove that it
+    /// belongs to the ticket's cluster.
     #[arg(long, value_name = "ADDRESS")]
     pub cluster_address: Vec<String>,
 
-    /// A file that says which machine this is, instead of the system's own ids: for containers and
-    /// namespaces that share them. Its content must stay with the machine, not with its disk.
+    /// File with an id of this machine, in place of the system's own ids: for containers and
+    /// namespaces that share those. The content must stay with the machine, not with its disk.
     #[arg(long, value_name = "FILE")]
     pub machine_id_file: Option<PathBuf>,
 
     /// The node's program (default: muster-node beside this program, else in PATH). Stock etcd
-    /// will do.
+    /// works, too.
     #[arg(long, value_name = "PATH")]
     pub node_binary: Option<PathBuf>,
 
@@ -187,16 +191,16 @@ pub(crate) struct Run {
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics_listen: Option<SocketAddr>,
 
-    /// Which log lines to write: a level, or directives as in `info,muster_agent=debug`. The
-    /// node's lines have the target `node`.
+    /// Filter for log lines: a level, or directives as in `info,muster_agent=debug`. The node's
+    /// lines have the target `node`.
     #[arg(long, value_name = "FILTER", env = "MUSTER_LOG", default_value = "info")]
     pub log: String,
 
-    /// How log lines on standard error look.
+    /// Format of log lines on standard error.
     #[arg(long, value_enum, env = "MUSTER_LOG_FORMAT", default_value_t)]
     pub log_format: LogFormat,
 
-    /// More flags for the node, after --. Those that identity depends on are refused.
+    /// More flags for the node, after --. Flags that determine the member's identity are refused.
     #[arg(last = true, value_name = "NODE FLAGS")]
     pub node_flags: Vec<String>,
 }
@@ -213,10 +217,10 @@ pub(crate) struct Status {
     /// Wait until the node is ready to serve; exit with 1 if it isn't in time.
     #[arg(long)]
     pub wait: bool,
-    /// For how long --wait waits.
+    /// Seconds after which --wait gives up.
     #[arg(long, value_name = "SECONDS", default_value_t = 300, requires = "wait")]
     pub timeout: u64,
-    /// For programs.
+    /// Print JSON for programs to read.
     #[arg(long)]
     pub json: bool,
 }
@@ -227,10 +231,10 @@ pub(crate) struct Reset {
     /// Option for the data directory.
     #[command(flatten)]
     pub data_dir: DataDir,
-    /// Yes, this host gives up its place.
+    /// Confirm that this host gives up its place in the cluster.
     #[arg(long)]
     pub yes: bool,
-    /// For programs.
+    /// Print JSON for programs to read.
     #[arg(long)]
     pub json: bool,
 }
@@ -238,26 +242,26 @@ pub(crate) struct Reset {
 /// The subcommands of `muster-agent recover`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RecoverCommand {
-    /// Show how far each surviving directory goes, and what would be lost; changes nothing.
+    /// Show where each surviving log ends, and what would be lost; changes nothing.
     Examine(Examine),
-    /// Make the new cluster of this host's data; the agent must be stopped.
+    /// Make the new cluster from this host's data; the agent must be stopped.
     Make(Make),
 }
 
 /// Arguments of `recover examine`.
 #[derive(Args, Debug)]
 pub(crate) struct Examine {
-    /// An agent's data directory; several, where several can be reached from here.
+    /// An agent's data directory; may be repeated if this host can reach several.
     #[arg(long, value_name = "DIR", env = "MUSTER_DATA_DIR", default_value = DEFAULT_DATA_DIR)]
     pub data_dir: Vec<PathBuf>,
-    /// What this command printed with --json on another host.
+    /// File with the output of this command with --json on another host; may be repeated.
     #[arg(long, value_name = "FILE")]
     pub report: Vec<PathBuf>,
-    /// The node's program, as for run (default: muster-node beside this program, else in PATH). An
-    /// etcd's directory is looked at by that muster-node, too.
+    /// The node's program, as for run (default: muster-node beside this program, else in PATH).
+    /// That muster-node examines an etcd's directory, too.
     #[arg(long, value_name = "PATH")]
     pub node_binary: Option<PathBuf>,
-    /// For programs, and for --report.
+    /// Print JSON for programs and for --report to read.
     #[arg(long)]
     pub json: bool,
 }
@@ -268,26 +272,27 @@ pub(crate) struct Make {
     /// Option for the data directory.
     #[command(flatten)]
     pub data_dir: DataDir,
-    /// What `recover examine --json` printed on another host: all that survive belong here.
+    /// File with the output of `recover examine --json` on another host; give one for every
+    /// surviving directory.
     #[arg(long, value_name = "FILE")]
     pub report: Vec<PathBuf>,
-    /// The private key of an operator or owner of the cluster, which signs what is made.
+    /// The private key of an operator or owner of the cluster; signs the recovery statement.
     #[arg(long, value_name = "FILE")]
     pub key: PathBuf,
-    /// Yes: what only the lost members had is lost.
+    /// Accept that data which only the lost members had is lost.
     #[arg(long)]
     pub i_accept_data_loss: bool,
-    /// The sentence that is asked for otherwise.
+    /// The sentence that the command otherwise asks you to type.
     #[arg(long, value_name = "SENTENCE")]
     pub yes: Option<String>,
     /// The node's program, as for run (default: muster-node beside this program, else in PATH).
     #[arg(long, value_name = "PATH")]
     pub node_binary: Option<PathBuf>,
-    /// Where --node-binary is an etcd: its etcdutl, or etcdctl before 3.5 (default: beside that etcd,
-    /// else in PATH).
+    /// If --node-binary is an etcd: that etcd's etcdutl, or etcdctl before 3.5 (default: beside
+    /// that etcd, else in PATH).
     #[arg(long, value_name = "PATH", requires = "node_binary")]
     pub etcdutl: Option<PathBuf>,
-    /// For programs.
+    /// Print JSON for programs to read.
     #[arg(long)]
     pub json: bool,
 }
@@ -295,18 +300,18 @@ pub(crate) struct Make {
 /// Arguments of the hidden `launch-node`, which the agent passes.
 #[derive(Args, Debug)]
 pub(crate) struct LaunchNode {
-    /// Where to say which process this is.
+    /// File to record the node's process in.
     #[arg(long)]
     pub pid_file: PathBuf,
-    /// Held for as long as the node lives.
+    /// File that stays locked for as long as the node lives.
     #[arg(long)]
     pub lock_file: PathBuf,
-    /// Where the node's output goes.
+    /// File for the node's output.
     #[arg(long)]
     pub log_file: PathBuf,
-    /// The node's program.
+    /// Program of the node to run.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments of the node's program.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub arguments: Vec<String>,
 }

@@ -11,24 +11,24 @@ use crate::plan::Wanted;
 
 /// Text below the list of subcommands in the help.
 const TEACHES: &str = "\
-Whatever is done goes through the cluster's own Cluster API (the one that etcdctl speaks), so it works
-with muster-node and with stock etcd, on every host of the cluster and without discovery. On a
-member's host nothing but the verb is needed: the agent asks its own node. Elsewhere say --endpoints,
-and --cacert, --cert and --key (muster-discovery cluster credentials makes them).
+Every command uses the cluster's own Cluster API, as etcdctl does. It works with muster-node and with
+stock etcd, on every host of the cluster and without discovery. On a member's host only the verb is
+needed: the agent asks its own node. Elsewhere give --endpoints, --cacert, --cert and --key
+(muster-discovery cluster credentials makes the three files).
 
-A MEMBER is a name, an id or a peer URL, as `member list` shows them. `member plan` says beforehand what a
-change would do; what a change may cost, it says itself, on standard error.
+A MEMBER is a name, an id or a peer URL, as `member list` shows them. `member plan` shows beforehand
+what a change would do. A change prints its own risks on standard error.
 
 EXIT CODES
   0  done    1  refused, or not known to be done (the text says which)    2  wrong usage
 
 FOR PROGRAMS (--json)
   An error is one JSON document on standard error, with error, exit_code and kind:
-    refused      the cluster said no; nothing has changed
-    stale        the members are others than when it was planned; nothing has changed
-    carried_out  the cluster had done it before
-    unreachable  nobody could serve it; nothing has changed
-    unknown      the answer was lost: it may have been done, the list of members shows whether
+    refused      the cluster refused the request; nothing has changed
+    stale        the members are others than when the change was planned; nothing has changed
+    carried_out  the cluster had made the change before
+    unreachable  no member could serve the request; nothing has changed
+    unknown      the answer was lost: the list of members shows whether the change was made
     failed, usage, do_not_restart    the rest of codes 1, 2 and 3";
 
 /// Arguments of `muster-agent member`.
@@ -46,12 +46,13 @@ pub(crate) struct MemberCommand {
 /// Options for reaching the cluster, and for printing.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Access {
-    /// Where this host's agent has its state: its own node is asked, with its certificate.
+    /// Data directory of this host's agent, whose node is asked with the agent's certificate.
     #[arg(
         long, value_name = "DIR", env = "MUSTER_DATA_DIR", default_value = DEFAULT_DATA_DIR, global = true
     )]
     pub data_dir: PathBuf,
-    /// Ask these members instead of this host's own: https://HOST:PORT, separated by commas.
+    /// Client URLs of the members to ask instead of this host's own: https://HOST:PORT, separated
+    /// by commas.
     #[arg(long, value_name = "URLS", value_delimiter = ',', global = true)]
     pub endpoints: Vec<String>,
     /// The CA that signed the members' certificates, PEM (default: the agent's).
@@ -60,10 +61,10 @@ pub(crate) struct Access {
     /// This client's certificate, PEM (default: the agent's).
     #[arg(long, value_name = "FILE", requires = "key", global = true)]
     pub cert: Option<PathBuf>,
-    /// Its private key, PEM.
+    /// The private key of this client's certificate, PEM (default: the agent's).
     #[arg(long, value_name = "FILE", requires = "cacert", global = true)]
     pub key: Option<PathBuf>,
-    /// For programs: one JSON document on standard output.
+    /// Print one JSON document on standard output, for programs to read.
     #[arg(long, global = true)]
     pub json: bool,
 }
@@ -71,28 +72,28 @@ pub(crate) struct Access {
 /// The subcommands of `muster-agent member`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Who the members are, and how each is.
+    /// List the members and the state of each.
     List,
-    /// What a change would do to quorum and failure tolerance, and whether it would be refused.
-    /// Changes nothing; exits 1 if the cluster would refuse it.
+    /// Show what a change would do to quorum and failure tolerance, and whether it would be
+    /// refused. Changes nothing; exits 1 if the cluster would refuse the change.
     #[command(subcommand)]
     Plan(Plan),
-    /// Agree on a new member. It starts afterwards, with what this prints.
+    /// Add a new member to the cluster; start it afterwards, with the flags that this prints.
     #[command(after_long_help = ADDING)]
     Add(Add),
-    /// Give a learner its vote, as soon as it is in sync.
+    /// Promote a learner to a voter, as soon as it is in sync.
     Promote(Promote),
-    /// Let a member be reached at other peer URLs. It is restarted afterwards, with them.
+    /// Change a member's peer URLs; restart the member afterwards, with the new ones.
     #[command(after_long_help = MOVING)]
     Update(Update),
-    /// Remove a member for ever. A leader hands over first.
+    /// Remove a member for ever; a leader transfers its leadership first.
     Remove(Remove),
-    /// Put a new member in the place of another: add, wait for it, promote, remove.
+    /// Replace a member by a new one: add, wait until it is in sync, promote, remove.
     #[command(after_long_help = REPLACING)]
     Replace(Replace),
-    /// Make another member the leader, before maintenance of this one.
+    /// Transfer the leadership to another member, before maintenance of the leader.
     MoveLeader(MoveLeader),
-    /// Wait until every member answers and is in sync: the gate between two restarts.
+    /// Wait until every member answers and is in sync, as between two restarts.
     #[command(after_long_help = ROLLING)]
     Wait(Wait),
 }
@@ -100,28 +101,28 @@ pub(crate) enum Verb {
 /// The subcommands of `muster-agent member plan`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Plan {
-    /// What `member add` would do.
+    /// Show what `member add` would do.
     Add(Add),
-    /// What `member promote` would do.
+    /// Show what `member promote` would do.
     Promote(Promote),
-    /// What `member update` would do.
+    /// Show what `member update` would do.
     Update(Update),
-    /// What `member remove` would do.
+    /// Show what `member remove` would do.
     Remove(Remove),
-    /// What `member replace` would do.
+    /// Show what `member replace` would do.
     Replace(Replace),
 }
 
 const ADDING: &str = "\
 The new member begins as a learner: until it is promoted it has no vote, and costs the cluster
-nothing if it never starts. From three members to five, twice:
+nothing if it never starts. To go from three members to five, do this twice:
 
   muster-agent member add db-4 --peer-urls https://10.0.0.4:2380
-  (on db-4, with what that printed)   muster-node --data-dir ... --listen-peer-urls ...
+  (on db-4, with the printed flags)   muster-node --data-dir ... --listen-peer-urls ...
   muster-agent member promote db-4";
 
 const MOVING: &str = "\
-One member at a time, for all of them if need be:
+Update one member at a time, all of them if need be:
 
   muster-agent member update db-2 --peer-urls https://10.1.0.2:2380
   (on db-2)   stop the agent, and: muster-agent run --advertise-address 10.1.0.2
@@ -129,17 +130,18 @@ One member at a time, for all of them if need be:
   muster-agent member wait";
 
 const REPLACING: &str = "\
-The new member comes first, as a learner, so that at no time there are fewer copies than before. A
-failed one goes first where the cluster takes nobody in before that (one of three), and where the
-new one is to have its URL. Run it again after whatever happened: it reads the list of members and
-goes on where it stopped. If something else has removed the old member meanwhile, it is refused. The new member is started by you, with what this prints.
+The new member is added first, as a learner, so that at no time there are fewer copies than before.
+A failed member is removed first if the cluster admits no new one before that (one of three), or if
+the new one is to have its URL. Run the command again after any failure: it reads the list of members
+and goes on where it stopped. It is refused if something else has removed the old member meanwhile.
+Start the new member yourself, with the flags that this prints.
 
   muster-agent member plan replace db-2 db-4 --peer-urls https://10.0.0.4:2380
   muster-agent member replace db-2 db-4 --peer-urls https://10.0.0.4:2380";
 
 const ROLLING: &str = "\
-A rolling restart or upgrade, member by member. Each step fails where going on would stop the
-cluster, so that they can stand in a script with set -e:
+Restart or upgrade the cluster member by member. Each step fails if going on would stop the cluster,
+so that the steps can stand in a script with set -e:
 
   muster-agent member move-leader --from db-1     # refused if the cluster can't spare db-1 now
   (on db-1)   replace the program, restart it     # an agent: run it again with --node-binary
@@ -148,8 +150,8 @@ cluster, so that they can stand in a script with set -e:
 /// Option of every subcommand that changes members.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Planned {
-    /// Only if the members are still as `member plan` found them: its configuration index.
-    /// (muster-node refuses a stale one; stock etcd can't.)
+    /// Configuration index that `member plan` printed: refuse the change if the members have
+    /// changed since. (muster-node refuses a stale index; stock etcd can't.)
     #[arg(long, value_name = "INDEX")]
     pub plan_at: Option<u64>,
 }
@@ -157,7 +159,7 @@ pub(crate) struct Planned {
 /// Option of every subcommand that waits.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Patience {
-    /// How long to wait without any progress.
+    /// Seconds to wait without any progress.
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub patience: u64,
 }
@@ -177,10 +179,11 @@ pub(crate) struct Add {
     /// The new member's name.
     #[arg(value_parser = member_name)]
     pub name: String,
-    /// Where its peers will reach it: https://HOST:PORT, separated by commas.
+    /// Peer URLs at which the other members will reach the new one: https://HOST:PORT, separated by
+    /// commas.
     #[arg(long, alias = "peer-url", value_name = "URLS", value_delimiter = ',', required = true)]
     pub peer_urls: Vec<String>,
-    /// With a vote from the beginning. Until it starts it counts as a member that has failed.
+    /// Add the member as a voter at once. Until it starts it counts as a member that has failed.
     #[arg(long)]
     pub voter: bool,
     /// The configuration index that the change was planned at.
@@ -191,7 +194,7 @@ pub(crate) struct Add {
 /// Arguments of `member promote`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Promote {
-    /// Its name, id or peer URL.
+    /// Name, id or peer URL of the learner.
     pub member: String,
     /// The configuration index that the change was planned at.
     #[command(flatten)]
@@ -199,7 +202,7 @@ pub(crate) struct Promote {
     /// How long to wait for the learner to be in sync.
     #[command(flatten)]
     pub patience: Patience,
-    /// Fail at once if it is not in sync.
+    /// Fail at once if the learner is not in sync.
     #[arg(long)]
     pub no_wait: bool,
 }
@@ -207,9 +210,10 @@ pub(crate) struct Promote {
 /// Arguments of `member update`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Update {
-    /// Its name, id or peer URL.
+    /// Name, id or peer URL of the member.
     pub member: String,
-    /// Where its peers will reach it: https://HOST:PORT, separated by commas.
+    /// Peer URLs at which the other members will reach this one: https://HOST:PORT, separated by
+    /// commas.
     #[arg(long, alias = "peer-url", value_name = "URLS", value_delimiter = ',', required = true)]
     pub peer_urls: Vec<String>,
     /// The configuration index that the change was planned at.
@@ -220,7 +224,7 @@ pub(crate) struct Update {
 /// Arguments of `member remove`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Remove {
-    /// Its name, id or peer URL.
+    /// Name, id or peer URL of the member.
     pub member: String,
     /// The configuration index that the change was planned at.
     #[command(flatten)]
@@ -230,12 +234,13 @@ pub(crate) struct Remove {
 /// Arguments of `member replace`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Replace {
-    /// Who goes: its name or id. An id, once it is gone.
+    /// Name or id of the member to remove; its id once it has been removed.
     pub old: String,
     /// The new member's name.
     #[arg(value_parser = member_name)]
     pub name: String,
-    /// Where the new member's peers will reach it: https://HOST:PORT, separated by commas.
+    /// Peer URLs at which the other members will reach the new one: https://HOST:PORT, separated by
+    /// commas.
     #[arg(long, alias = "peer-url", value_name = "URLS", value_delimiter = ',', required = true)]
     pub peer_urls: Vec<String>,
     /// The configuration index that the replacement was planned at.
@@ -264,9 +269,10 @@ impl Replace {
 /// Arguments of `member move-leader`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MoveLeader {
-    /// Who is to lead: its name or id (default: the voter whose log is the longest).
+    /// Name or id of the new leader (default: the voter with the highest applied index).
     pub member: Option<String>,
-    /// Before maintenance of this member: only if it leads, and refused if the cluster can't spare it.
+    /// Name or id of a member to be stopped: moves the leadership only if that member leads;
+    /// refused if the cluster can't spare it.
     #[arg(long, value_name = "MEMBER")]
     pub from: Option<String>,
 }
