@@ -24,7 +24,7 @@ pub(super) struct AdminArgs {
 
 #[derive(Debug, Subcommand)]
 enum AdminCommand {
-    /// Make somebody an admin; prints a context for them
+    /// Add an admin, and print a context for them
     #[command(after_help = "\
 Example:
   muster-discovery admin add ada ed25519:… --role issuer,operator
@@ -33,26 +33,26 @@ Roles: owner (everything), issuer (tokens), operator (abandon, join tickets, cli
 auditor (reads). The new admin makes a key with `key new` and sends you the public one. Clusters that
 exist already don't know the new admin until an owner runs `cluster restate NAME`.")]
     Add {
-        /// What to call the admin
+        /// Name of the admin
         name: Name,
         /// The admin's public key, or the .pub file that holds it
         #[arg(value_name = "PUBLIC_KEY|FILE", value_parser = read_public_key)]
         public_key: PublicKey,
-        /// Roles, separated by commas
+        /// Roles of the admin, separated by commas
         #[arg(long, value_name = "ROLE", value_delimiter = ',', required = true)]
         role: Vec<Role>,
-        /// Change the name or the roles of a key that is an admin's already
+        /// Change the name or the roles of an existing admin's key
         #[arg(long)]
         replace: bool,
     },
-    /// List the admins
+    /// List the admins and their roles
     List,
-    /// Make somebody no admin any more
+    /// Revoke an admin and all their roles
     Revoke {
         /// Name or key id of the admin
         #[arg(value_name = "NAME|KEY_ID", allow_hyphen_values = true)]
         admin: String,
-        /// Don't ask
+        /// Skip the confirmation prompt
         #[arg(long)]
         yes: bool,
     },

@@ -42,8 +42,8 @@ Example, on a machine with a copy of the service's key directory:
   muster-discovery ca issue --export demo.export --keys keys --csr db-4.csr --member 8e9e05c52164694d \\
       --peer-urls https://10.1.0.4:2380 --client-urls https://10.1.0.4:2379 --out db-4-certs
 
-The export is `cluster export`'s, made while the service ran. Add the member first (`muster-agent member
-add`, or `etcdctl member add`), which says its id. A request for a new key is made with:
+Make the export with `cluster export` while the service runs. Add the member first (`muster-agent member
+add`, or `etcdctl member add`), which prints its id. A request for a new key is made with:
   openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj / -keyout node.key -out db-4.csr
 
 DIR gets peer.crt, client.crt, peer-ca.crt and client-ca.crt (mode 0600). Both certificates are over
@@ -53,7 +53,7 @@ the one key, for server and client use, and last a year.")]
 
 #[derive(Debug, clap::Args)]
 struct IssueArgs {
-    /// What `cluster export` wrote
+    /// File that `cluster export` wrote
     #[arg(long, value_name = "FILE")]
     export: PathBuf,
     /// The service's key directory, or a copy of it
@@ -71,7 +71,7 @@ struct IssueArgs {
     /// Client URLs of the member, separated by commas
     #[arg(long, alias = "client-url", value_name = "URLS", value_delimiter = ',', required = true)]
     client_urls: Vec<NodeUrl>,
-    /// Folder for the files
+    /// Folder for the certificates
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }

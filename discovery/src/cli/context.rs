@@ -24,45 +24,46 @@ pub(super) struct ContextArgs {
 
 #[derive(Debug, Subcommand)]
 enum ContextCommand {
-    /// Keep a context
+    /// Add a discovery service's context
     #[command(after_help = "\
 Examples:
   muster-discovery context add 'muster-context1 urls=… pins=… owners=…'
   muster-discovery context add context.txt --name production
   ssh disco cat context.txt | muster-discovery context add -
 
-The line holds no secret, but take it only from somebody whom you trust: it says whose word counts.")]
+The line holds no secret, but take it only from somebody whom you trust: it names the owners whose
+signatures count.")]
     Add {
-        /// The line itself, a file that holds it, or - for stdin
+        /// Context line, a file that holds it, or - for stdin
         #[arg(value_name = "LINE|FILE|-")]
         source: String,
-        /// What to call it
+        /// Name to keep the context under
         #[arg(long, value_name = "NAME", default_value = DEFAULT_CONTEXT)]
         name: Name,
-        /// Put it in the place of another one of that name
+        /// Replace another context of that name
         #[arg(long)]
         replace: bool,
     },
-    /// List the contexts
+    /// List the contexts on this machine
     List,
-    /// Print a context's line, to hand it on
+    /// Print a context's line, to give it to another admin
     Show {
-        /// Which one [default: the current one]
+        /// Name of the context [default: the current one]
         name: Option<String>,
     },
     /// Make a context the current one
     Use {
-        /// Which one
+        /// Name of the context
         name: Name,
     },
-    /// Forget a context
+    /// Remove a context from this machine
     Remove {
-        /// Which one
+        /// Name of the context
         name: Name,
     },
-    /// Learn of owners that were added since, by the service's owner-signed admin chain
+    /// Update a context's owners from the service's owner-signed admin chain
     Refresh {
-        /// Which one [default: the current one]
+        /// Name of the context [default: the current one]
         name: Option<String>,
         /// Your private key, as `key new` made it [default: HOME/admin.pem]
         #[arg(long, value_name = "FILE", env = "MUSTER_ADMIN_KEY", hide_env_values = true)]

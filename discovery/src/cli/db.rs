@@ -18,19 +18,19 @@ pub(super) struct DbArgs {
 
 #[derive(Debug, Subcommand)]
 enum DbCommand {
-    /// Accept that the database is not the one that it was
+    /// Accept that the database was restored or replaced
     #[command(after_help = "\
 Example:
   muster-discovery db accept --yes
 
-Only for when the database was restored from a backup or replaced, and ledgers of earlier processes
+Use it only when the database was restored from a backup or replaced, and ledgers of earlier processes
 are lost. It abandons every cluster that has not committed and revokes every token: whatever the lost
 part of the database said about them can't be known. Committed and running clusters are not touched.")]
     Accept {
-        /// Only if the database has this system identifier (see `cluster explain`)
+        /// Accept only a database with this system identifier (see `cluster explain`)
         #[arg(long, value_name = "ID")]
         system_identifier: Option<String>,
-        /// Don't ask
+        /// Skip the confirmation prompt
         #[arg(long)]
         yes: bool,
     },

@@ -25,24 +25,24 @@ pub(super) struct IntentArgs {
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
-Discovery changes no membership. It hands your signed word to the cluster's own agents; the one
-beside the leader checks it and calls the cluster's API, and refuses what would endanger the quorum.
-Where discovery is away, do the same on a member's host: muster-agent member.
+Discovery changes no membership. It hands your signed order to the cluster's own agents. The agent
+beside the leader verifies the order and calls the cluster's API, and refuses a change that would
+endanger the quorum. While discovery is unreachable, use muster-agent member on a member's host.
 
 A new member, or one in another's place, needs a ticket: muster-discovery token create --kind join.")]
 enum IntentCommand {
-    /// Order that a member is removed, for good
+    /// Order the removal of a member, for good
     #[command(after_help = "\
 Example:
   muster-discovery intent remove demo db-2 --reason 'its disk is gone' --wait")]
     Remove {
         #[command(flatten)]
         order: OrderArgs,
-        /// Don't ask
+        /// Skip the confirmation prompt
         #[arg(long)]
         yes: bool,
     },
-    /// Order that a member's peers reach it elsewhere
+    /// Order new peer URLs for a member
     #[command(after_help = "\
 Example:
   muster-discovery intent update demo db-2 --peer-urls https://10.1.0.9:2380 --wait
@@ -61,29 +61,29 @@ Then restart that member at its new address.")]
         )]
         peer_urls: Vec<NodeUrl>,
     },
-    /// List the changes that wait or are under way
+    /// List the intents that wait or are under way
     List {
         /// Name or id of the cluster
         cluster: String,
-        /// Those too that were over within the last day
+        /// List intents that ended within the last day, too
         #[arg(long)]
         all: bool,
     },
-    /// Show one, and what it waits for
+    /// Show an intent and what it waits for
     Show {
         /// Name or id of the cluster
         cluster: String,
-        /// Its id, as `intent list` prints it
+        /// Id of the intent, as `intent list` prints it
         operation: OperationId,
-        /// Wait until it is over; exit code 1 unless it was done
+        /// Wait until the intent ends; exit code 1 unless it was carried out
         #[arg(long)]
         wait: bool,
     },
-    /// Take one back that nobody has begun
+    /// Withdraw an intent that no agent has begun
     Withdraw {
         /// Name or id of the cluster
         cluster: String,
-        /// Its id, as `intent list` prints it
+        /// Id of the intent, as `intent list` prints it
         operation: OperationId,
     },
 }
@@ -94,10 +94,10 @@ struct OrderArgs {
     cluster: String,
     /// Name or id of the member, as `cluster show` or `etcdctl member list` prints it
     member: String,
-    /// Why, for those who come later
+    /// Reason, recorded in the signed order
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
-    /// Wait until it is over; exit code 1 unless it was done
+    /// Wait until the intent ends; exit code 1 unless it was carried out
     #[arg(long)]
     wait: bool,
 }

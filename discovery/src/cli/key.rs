@@ -18,7 +18,7 @@ pub(super) struct KeyArgs {
 
 #[derive(Debug, Subcommand)]
 enum KeyCommand {
-    /// Make a private key; prints the public one
+    /// Make a private key, and print its public key
     #[command(after_help = "\
 Example:
   muster-discovery key new --out owner.pem
@@ -27,13 +27,13 @@ The private key goes to FILE (mode 0600) and never leaves this machine. The publ
 and written beside it as FILE with the extension .pub: that is what `init --owner` and `admin add`
 take. An existing FILE is never overwritten.")]
     New {
-        /// Where to put the private key
+        /// New file for the private key
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
-    /// Print the public key of a private one
+    /// Print the public key of a private key
     Show {
-        /// The private key
+        /// File with the private key
         #[arg(value_name = "FILE")]
         file: PathBuf,
     },

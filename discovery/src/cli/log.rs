@@ -14,17 +14,17 @@ use super::CliError;
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub(super) struct LogArgs {
-    /// What to log: a level, or directives as in `info,muster_discovery=debug`
+    /// Filter for log lines: a level, or directives as in `info,muster_discovery=debug`
     #[arg(long, value_name = "FILTER", env = "MUSTER_LOG", default_value = "info")]
     log: String,
-    /// Form of a log line
+    /// Format of the log lines
     #[arg(long, value_name = "FORM", env = "MUSTER_LOG_FORMAT", default_value = "text")]
     log_format: LogFormat,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
-    /// For people.
+    /// Text lines for people to read.
     Text,
     /// One JSON object per line.
     Json,

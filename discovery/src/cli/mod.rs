@@ -67,27 +67,27 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the service
+    /// Run the discovery service
     Serve {
         #[command(flatten)]
         args: Box<ServeArgs>,
         #[command(flatten)]
         log: LogArgs,
-        /// The log's form is said with --log-format
+        /// Refused: --log-format sets the format of the log
         #[arg(long, hide = true)]
         json: bool,
     },
-    /// Keep a copy of the managed Postgres and of the ledger, while the service runs
+    /// Back up the managed Postgres and the ledger, while the service runs
     Backup {
         #[command(flatten)]
         args: BackupArgs,
     },
-    /// Put a backup into a new managed Postgres and a new ledger
+    /// Restore a backup into a new managed Postgres and a new ledger
     Restore {
         #[command(flatten)]
         args: RestoreArgs,
     },
-    /// Make the service's key directory; prints the admin's context
+    /// Make the service's key directory, and print the admins' context
     Init {
         #[command(flatten)]
         args: InitArgs,
@@ -97,21 +97,21 @@ enum Command {
     },
     /// Make an admin's key
     Key(key::KeyArgs),
-    /// Keep what is known about discovery services: URLs, pins, owners
+    /// Manage contexts: URLs, pins and owners of discovery services
     Context(context::ContextArgs),
-    /// Create clusters, see what they wait for, end them
+    /// Create clusters, see what they wait for, and end them
     Cluster(cluster::ClusterArgs),
     /// Make, see and revoke join bundles
     Token(token::TokenArgs),
-    /// Order changes of a cluster that runs, and see what became of them
+    /// Order membership changes of a running cluster, and see their outcome
     Intent(intent::IntentArgs),
-    /// Make a member's certificates where there is no service
+    /// Make a member's certificates without the discovery service
     Ca(ca::CaArgs),
-    /// Say who the admins are
+    /// Add, list and revoke admins
     Admin(admin::AdminArgs),
-    /// Accept a database that was restored or swapped
+    /// Accept a database that was restored or replaced
     Db(db::DbArgs),
-    /// See which processes share the database, and whose ledger it waits for
+    /// List the processes that share the database, and forget lost ones
     Process(process::ProcessArgs),
 }
 
@@ -122,7 +122,7 @@ struct CommonArgs {
     /// Print JSON on stdout instead of a table
     #[arg(long, global = true, help_heading = COMMON)]
     json: bool,
-    /// Where this tool keeps its contexts [default: ~/.config/muster]
+    /// Directory with this tool's contexts [default: ~/.config/muster]
     #[arg(
         long,
         global = true,
@@ -140,7 +140,7 @@ struct CommonArgs {
 struct RemoteArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// Which context to use [default: the current one]
+    /// Name of the context to use [default: the current one]
     #[arg(
         long,
         global = true,

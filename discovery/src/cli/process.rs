@@ -21,17 +21,17 @@ pub(super) struct ProcessArgs {
 enum ProcessCommand {
     /// List the processes that use, or used, the database
     List,
-    /// Say that a process won't come back, so that nobody waits for its ledger
+    /// Declare that a process won't come back, so that its ledger isn't waited for
     #[command(after_help = "\
 Example:
   muster-discovery process forget 01a1fe71-a005-71eb-9397-f0632e0d7b61 --yes
 
-Only once its ledger is lost for good: what it let out and the database has lost can't be put back
-after this. If the ledger file still exists, start a process on it instead.")]
+Use it only once the process's ledger is lost for good: commits that the database has lost can't be
+put back from the ledger after this. If the ledger file still exists, start a process on it instead.")]
     Forget {
         /// The process's id, as `process list` prints it
         id: Uuid,
-        /// Don't ask
+        /// Skip the confirmation prompt
         #[arg(long)]
         yes: bool,
     },

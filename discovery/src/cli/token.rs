@@ -50,7 +50,7 @@ remove the member that it comes for.
 
 The token's secret is made on this machine; the service gets only its public half. Until the cluster
 commits, whoever has the bundle can take as many seats as it has uses: with a bundle for all of them
-(the last example), the whole cluster. Where each host can be handed a bundle of its own, make each
+(the third example), the whole cluster. Where each host can be handed a bundle of its own, make each
 worth one use and bind it to a name or an address. Hand it over as you would a password, and revoke
 it with `token revoke` if it went astray.")]
     Create(CreateArgs),
@@ -65,11 +65,11 @@ it with `token revoke` if it went astray.")]
         /// The token's id, as `token list` prints it
         id: GrantId,
     },
-    /// Let nobody new in by a token; seats that are taken stay
+    /// Revoke a token: no new host can redeem it, and taken seats stay
     Revoke {
         /// The token's id, as `token list` prints it
         id: GrantId,
-        /// Don't ask
+        /// Skip the confirmation prompt
         #[arg(long)]
         yes: bool,
     },
@@ -80,22 +80,24 @@ struct CreateArgs {
     /// Name or id of the cluster
     #[arg(long, value_name = "CLUSTER")]
     cluster: String,
-    /// For a cluster that forms (boot), or for one more member of one that runs (join)
+    /// Kind of token: for a cluster that forms (boot), or for a new member of a running one (join)
     #[arg(long, value_name = "KIND", value_enum, default_value_t = Kind::Boot)]
     kind: Kind,
-    /// With --kind join: the member in whose place the new one comes, by name or id
+    /// Name or id of the member that the new one replaces, with --kind join
     #[arg(long, value_name = "MEMBER")]
     replace: Option<String>,
-    /// How long it can be redeemed [default: 1h, at most 24h; join: 15m, which is the most]
+    /// Time in which the token can be redeemed [default: 1h, at most 24h; join: 15m, which is the
+    /// most]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     ttl: Option<Duration>,
-    /// Addresses that may redeem it and that members may have; may be repeated
+    /// Addresses that may redeem the token and that members may have; may be repeated
     #[arg(long, value_name = "CIDR", value_parser = parse_block)]
     cidr: Vec<IpNet>,
-    /// The one name that the member may have
+    /// Only name that the member may have
     #[arg(long, value_name = "NAME")]
     name: Option<Name>,
-    /// How many seats it is worth [default: the cluster's size; 1 with --name or --kind join]
+    /// Number of seats that the token is worth [default: the cluster's size; 1 with --name or
+    /// --kind join]
     #[arg(long, value_name = "N")]
     uses: Option<u8>,
     /// Write the bundle to a new file (mode 0600) instead of stdout

@@ -19,7 +19,7 @@ pub(crate) struct InitArgs {
     /// that holds it
     #[arg(long, value_name = "PUBLIC_KEY|FILE", value_parser = read_public_key)]
     pub owner: PublicKey,
-    /// Directory to make; must not exist or be empty
+    /// Directory to make; must not exist, or must be empty
     #[arg(long, value_name = "KEYDIR")]
     pub dir: PathBuf,
     /// URL under which admins and agents reach the service; may be repeated
@@ -40,8 +40,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:8443")]
     pub listen: Vec<SocketAddr>,
     /// Directory of this process's ledger of commits: outside Postgres, not in the key directory,
-    /// one per process, on a disk that outlives the database's. One that is put back from a backup is
-    /// known as a copy: together with a restored database it waits for an owner's `db accept`
+    /// one per process, on a disk that outlives the database's. A ledger from a backup is
+    /// recognised as a copy: together with a restored database it waits for an owner's `db accept`
     #[arg(long, value_name = "DIR")]
     pub ledger: PathBuf,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub(super) const DATABASE_URL: &str = "MUSTER_DATABASE_URL";
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub(crate) struct DatabaseArgs {
-    /// Run a Postgres of our own in this directory
+    /// Run a managed Postgres in this directory
     #[arg(long, value_name = "DIR", conflicts_with = "database_url")]
     pub managed_postgres: Option<PathBuf>,
     /// Use this Postgres (13 or newer). A URL with a password is refused here: it belongs in the
@@ -70,13 +70,13 @@ pub(crate) struct DatabaseArgs {
     /// Use the Postgres whose URL stands in this file (mode 0600)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["database_url", "managed_postgres"])]
     pub database_url_file: Option<PathBuf>,
-    /// Where `initdb` and `postgres` are, if not in PATH or /usr/lib/postgresql/*/bin
+    /// Folder with `initdb` and `postgres`, if not in PATH or /usr/lib/postgresql/*/bin
     #[arg(long, value_name = "DIR")]
     pub postgres_bin: Option<PathBuf>,
-    /// User that the managed Postgres runs as when we are root
+    /// User that the managed Postgres runs as when this process is root
     #[arg(long, value_name = "USER", default_value = "postgres")]
     pub postgres_user: String,
-    /// Connections to Postgres
+    /// Maximum number of connections to Postgres
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(2..=500))]
     pub pool_size: u32,
 }
@@ -88,10 +88,10 @@ pub(crate) struct PostgresArgs {
     /// The folder that `serve --managed-postgres` names
     #[arg(long, value_name = "DIR")]
     pub managed_postgres: PathBuf,
-    /// Where `pg_dump` and `pg_restore` are, if not in PATH or /usr/lib/postgresql/*/bin
+    /// Folder with `pg_dump` and `pg_restore`, if not in PATH or /usr/lib/postgresql/*/bin
     #[arg(long, value_name = "DIR")]
     pub postgres_bin: Option<PathBuf>,
-    /// User that the managed Postgres runs as when we are root
+    /// User that the managed Postgres runs as when this process is root
     #[arg(long, value_name = "USER", default_value = "postgres")]
     pub postgres_user: String,
 }
@@ -110,7 +110,7 @@ pub(crate) struct BackupArgs {
     /// The folder that `serve --ledger` names
     #[arg(long, value_name = "DIR")]
     pub ledger: PathBuf,
-    /// A new folder
+    /// New folder for the backup
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 }
@@ -123,7 +123,8 @@ Example:
   muster-discovery serve --keys keys --managed-postgres pg-new --ledger ledger-new
   muster-discovery db accept --yes                                   (an owner, on their machine)
 
-Only if database and ledger are both lost: with the ledger of today nothing has to be accepted.")]
+`db accept` is needed only if database and ledger are both lost: with the ledger of today nothing has
+to be accepted.")]
 pub(crate) struct RestoreArgs {
     /// The folder that `backup --out` has made
     #[arg(long, value_name = "DIR")]
@@ -139,13 +140,13 @@ pub(crate) struct RestoreArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub(crate) struct TimeArgs {
-    /// How long a seat is held without a sign of life
+    /// How long a seat is held without a sign of life from its agent
     #[arg(long, value_name = "TIME", default_value = "90s", value_parser = parse_duration)]
     pub lease: Duration,
     /// How long a proposal may take before it is given up
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     pub prepare: Duration,
-    /// How often clusters that nobody polls are looked after
+    /// Interval between two sweeps over the clusters that no agent polls
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub sweep: Duration,
     /// How long a long poll is parked at most
@@ -172,16 +173,18 @@ pub(crate) struct TimeArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub(crate) struct LimitArgs {
-    /// Open connections
+    /// Maximum number of open connections
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub max_connections: usize,
-    /// Open connections of one address (of one /64 with IPv6); further ones are closed at once
+    /// Maximum number of open connections of one address (of one /64 with IPv6); further ones are
+    /// closed at once
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     pub max_connections_per_address: usize,
-    /// Long polls parked at a time; further ones get 503 and Retry-After
+    /// Maximum number of long polls parked at a time; further ones get 503 and Retry-After
     #[arg(long, value_name = "N", default_value_t = 8_000)]
     pub max_parked_polls: usize,
-    /// Requests per second and address; four times as many new connections
+    /// Maximum number of requests per second and address; four times as many new connections are
+    /// let in
     #[arg(long, value_name = "N", default_value_t = 50)]
     pub rate: u32,
     /// Requests that an address may make at once before `--rate` holds it back

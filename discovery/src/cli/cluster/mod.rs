@@ -31,7 +31,7 @@ pub(super) struct ClusterArgs {
 
 #[derive(Debug, Subcommand)]
 enum ClusterCommand {
-    /// Say that a cluster shall be: signs its statement on this machine
+    /// Create a cluster, and sign its first statement on this machine
     #[command(after_help = "\
 Examples:
   muster-discovery cluster create demo --size 3
@@ -39,45 +39,45 @@ Examples:
 
 Then make a bundle for its hosts: muster-discovery token create --cluster demo --out demo.bundle")]
     Create(CreateArgs),
-    /// Sign a cluster's next statement: with the admins of now, or with more allowed
+    /// Sign a cluster's next statement, with the present admins or with more permissions
     #[command(after_help = "\
 Examples:
   muster-discovery cluster restate demo
   muster-discovery cluster restate --all
 
-Needed after `admin add` and `admin revoke`, so that the cluster knows. Id, name, size and CAs stay;
-what was allowed stays allowed.")]
+Needed after `admin add` and `admin revoke`, so that the cluster knows its admins. Id, name, size and
+CAs stay; what was allowed stays allowed.")]
     Restate(RestateArgs),
-    /// List clusters
+    /// List the clusters and their states
     List {
-        /// Also those that were abandoned, expired or retired
+        /// List abandoned, expired and retired clusters, too
         #[arg(long)]
         all: bool,
     },
-    /// Show a cluster: seats, probes, timeline
+    /// Show a cluster's seats, probes and timeline
     // People often type `status`. Without the alias clap would suggest `restate`.
     #[command(alias = "status")]
     Show {
-        /// Name or id
+        /// Name or id of the cluster
         cluster: String,
     },
-    /// Say what a cluster waits for, and what to do about it
+    /// Explain what a cluster waits for, and what to do about it
     Explain {
-        /// Name or id
+        /// Name or id of the cluster
         cluster: String,
     },
-    /// Give up a cluster that has not committed
+    /// Abandon a cluster that has not committed
     Abandon {
-        /// Name or id
+        /// Name or id of the cluster
         cluster: String,
-        /// Why, for the hosts that are turned away
+        /// Reason, shown to the hosts that are turned away
         #[arg(long, value_name = "TEXT", default_value = "abandoned by an admin")]
         reason: String,
-        /// Don't ask
+        /// Skip the confirmation prompt
         #[arg(long)]
         yes: bool,
     },
-    /// End a cluster that has committed: discovery forgets it, its nodes are not touched
+    /// Retire a cluster that has committed: discovery forgets it, its nodes are not touched
     #[command(after_help = "\
 Example:
   muster-discovery cluster retire demo --reason 'moved to eu-2'
@@ -86,19 +86,19 @@ Shows the members and asks for the cluster's name. Discovery turns the cluster's
 on, and its name is free again. Nodes that run go on running: stop them first, or say --force. For a
 week `cluster unretire` takes it back.")]
     Retire {
-        /// Name or id
+        /// Name or id of the cluster
         cluster: String,
-        /// Why, for those who come later
+        /// Reason, recorded in the signed request
         #[arg(long, value_name = "TEXT", default_value = "retired by an owner")]
         reason: String,
-        /// Although members still report
+        /// Retire the cluster although members still report
         #[arg(long)]
         force: bool,
-        /// Don't ask
+        /// Skip the confirmation prompt
         #[arg(long)]
         yes: bool,
     },
-    /// Take a retirement back, within a week
+    /// Undo a cluster's retirement, within a week
     #[command(after_help = "\
 Example:
   muster-discovery cluster unretire demo
@@ -107,10 +107,10 @@ The cluster goes on as it was: with its members, its document and its certificat
 find it again within two minutes. If another cluster took the name meanwhile, name the retired one by
 its id (`cluster list --all`); it comes back under its name with a part of its id.")]
     Unretire {
-        /// Name or id
+        /// Name or id of the cluster
         cluster: String,
     },
-    /// Keep what `ca issue` needs to make a member's certificates without the service
+    /// Export what `ca issue` needs to make a member's certificates without the service
     #[command(after_help = "\
 Example:
   muster-discovery cluster export demo --out demo.export
@@ -119,9 +119,9 @@ FILE (mode 0600) holds the cluster's statements, its commit document, and the ke
 encrypted: they open with the service's key directory alone. Keep it with a copy of that directory's
 backup, and not on a member. It stays good for the cluster's life.")]
     Export {
-        /// Name or id
+        /// Name or id of the cluster
         cluster: String,
-        /// A new file
+        /// New file to write the export to
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
@@ -133,21 +133,22 @@ Examples:
   etcdctl member list
 
 DIR gets client.crt, client.key and ca.crt (mode 0600). The key is made here. The certificate lasts a
-week; --renew replaces it. Where a member sits in the cluster that came from elsewhere than its token
-was bound to (token create --cidr), or than you say here with --cidr, it asks first.")]
+week; --renew replaces it. If a member came from an address that its token wasn't bound to (token
+create --cidr), or that isn't in --cidr here, the command asks first.")]
     Credentials {
-        /// Name or id
+        /// Name or id of the cluster
         cluster: String,
-        /// Folder for the files
+        /// Folder for the certificates and the key
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
-        /// Replace a certificate that is there already; its key stays
+        /// Replace an existing certificate; its key stays
         #[arg(long)]
         renew: bool,
-        /// Where the members should be; may be repeated [default: what their tokens are bound to]
+        /// Addresses expected of the members; may be repeated [default: what their tokens are bound
+        /// to]
         #[arg(long, value_name = "CIDR", value_parser = parse_block)]
         cidr: Vec<IpNet>,
-        /// Don't ask about members that came from unexpected addresses
+        /// Skip the prompt about members that came from unexpected addresses
         #[arg(long)]
         yes: bool,
     },
@@ -155,29 +156,29 @@ was bound to (token create --cidr), or than you say here with --cidr, it asks fi
 
 #[derive(Debug, clap::Args)]
 struct CreateArgs {
-    /// Its name: letters, digits and hyphens
+    /// Name of the cluster: letters, digits and hyphens
     name: Name,
-    /// How many members it is formed of
+    /// Number of members that form the cluster
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
     size: u8,
     #[command(flatten)]
     allow: AllowArgs,
-    /// How long it may take to form
+    /// Time that the cluster may take to form
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration)]
     deadline: Duration,
 }
 
 #[derive(Debug, clap::Args)]
 struct RestateArgs {
-    /// Name or id
+    /// Name or id of the cluster
     #[arg(required_unless_present = "all")]
     cluster: Option<String>,
-    /// Every cluster that hasn't ended; prints a line for each
+    /// Restate every cluster that hasn't ended, and print a line for each
     #[arg(long, conflicts_with = "cluster")]
     all: bool,
     #[command(flatten)]
     allow: AllowArgs,
-    /// How long it may take to form, from its opening on [default: as it was]
+    /// Time that the cluster may take to form, from its opening on [default: as it was]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     deadline: Option<Duration>,
 }
@@ -191,7 +192,7 @@ struct AllowArgs {
     /// Let two members be on one machine (which then fails as one)
     #[arg(long)]
     allow_shared_host: bool,
-    /// Let the size be even (which tolerates no more failures than one less)
+    /// Let the size be even (N members tolerate no more failures than N-1)
     #[arg(long)]
     allow_even: bool,
     /// Let members have ports below 1024
