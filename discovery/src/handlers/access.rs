@@ -60,7 +60,7 @@ pub(crate) async fn token(
     Ok(Json(app.token(&key, subject)))
 }
 
-/// Where the service is, which keys it shows, and where its admin chain starts.
+/// Returns the service's URLs, the pins of its TLS keys, and the start of its admin chain.
 #[utoipa::path(get, path = "/v1/context", tag = "access",
     responses((status = 200, body = ContextResponse), (status = "default", body = Problem)))]
 pub(crate) async fn context(app: Data<App>) -> Result<Json<ContextResponse>, ApiError> {
@@ -78,7 +78,7 @@ pub(crate) async fn context(app: Data<App>) -> Result<Json<ContextResponse>, Api
     }))
 }
 
-/// The service's signing keys.
+/// Returns the service's signing keys.
 #[utoipa::path(get, path = "/v1/jwks", tag = "access",
     responses((status = 200, body = Jwks)))]
 pub(crate) async fn jwks(app: Data<App>) -> Json<Jwks> {

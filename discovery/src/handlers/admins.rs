@@ -11,7 +11,7 @@ use crate::app::App;
 use crate::auth::{Admins, authorise};
 use crate::error::ApiError;
 
-/// Who the admins are.
+/// Lists the admins, with the signed chain that proves them.
 #[utoipa::path(get, path = "/v1/admins", tag = "admins",
     responses((status = 200, body = AdminList), (status = "default", body = Problem)))]
 pub(crate) async fn list(

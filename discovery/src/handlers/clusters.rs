@@ -167,7 +167,7 @@ async fn summary(app: &App, id: Uuid) -> Result<Json<ClusterSummary>, ApiError> 
 /// Filter of the cluster list.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct ListQuery {
-    /// Only those of this name.
+    /// Name of the clusters to list; without it all are listed.
     pub name: Option<Name>,
 }
 
@@ -185,7 +185,7 @@ pub(crate) async fn list(
     Ok(Json(ClusterList { clusters }))
 }
 
-/// One cluster, with its seats, its life so far, and what it waits for.
+/// Returns one cluster, with its seats, its timeline, and the reasons why it waits.
 #[utoipa::path(get, path = "/v1/clusters/{id}", tag = "clusters", params(("id" = Uuid, Path,)),
     responses((status = 200, body = ClusterView), (status = "default", body = Problem)))]
 pub(crate) async fn show_one(
@@ -241,7 +241,7 @@ pub(crate) async fn show_one(
     }))
 }
 
-/// A cluster's statements, all of them.
+/// Returns all statements of a cluster.
 #[utoipa::path(get, path = "/v1/clusters/{id}/statements", tag = "clusters",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = StatementList), (status = "default", body = Problem)))]
@@ -256,7 +256,7 @@ pub(crate) async fn statements(
     Ok(Json(StatementList { statements: chain.jws() }))
 }
 
-/// What a cluster waits for, who holds it, and what to do.
+/// Explains what a cluster waits for, who holds it up, and what to do.
 #[utoipa::path(get, path = "/v1/clusters/{id}/explain", tag = "clusters",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = ExplainResponse), (status = "default", body = Problem)))]
@@ -305,7 +305,7 @@ fn with_members(
     lines
 }
 
-/// A committed cluster's document; to a member with its certificates.
+/// Returns a committed cluster's document; a member also gets its certificates.
 #[utoipa::path(get, path = "/v1/clusters/{id}/document", tag = "clusters",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = CommitDocument), (status = "default", body = Problem)))]
@@ -323,7 +323,7 @@ pub(crate) async fn document(
     Ok(Json(show::commit_document(&delivery, &statements)))
 }
 
-/// Gives a cluster up that has not committed.
+/// Abandons a cluster that has not committed.
 #[utoipa::path(post, path = "/v1/clusters/{id}/abandon", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = AbandonRequest,
     responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
@@ -347,7 +347,7 @@ pub(crate) async fn abandon(
     summary(&app, *path).await
 }
 
-/// Ends a committed cluster, by an owner's signed word.
+/// Retires a committed cluster, by an owner's signed request.
 #[utoipa::path(post, path = "/v1/clusters/{id}/retire", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = SignedBody,
     responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]
@@ -362,7 +362,7 @@ pub(crate) async fn retire(
     summary(&app, *path).await
 }
 
-/// Takes a retirement back within a week, by an owner's signed word.
+/// Undoes a cluster's retirement within a week, by an owner's signed request.
 #[utoipa::path(post, path = "/v1/clusters/{id}/unretire", tag = "clusters",
     params(("id" = Uuid, Path,)), request_body = SignedBody,
     responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]

@@ -16,8 +16,8 @@ use crate::store::Micros;
 /// A process seen within this time counts as running, in microseconds.
 const ALIVE_US: Micros = 60_000_000;
 
-/// Takes a changed database as it is: abandons every cluster that isn't committed, and revokes
-/// every token.
+/// Accepts a changed database: abandons every cluster that isn't committed, and revokes every
+/// token.
 #[utoipa::path(post, path = "/v1/db/accept", tag = "database", request_body = AcceptRequest,
     responses((status = 200, body = AcceptResponse), (status = "default", body = Problem)))]
 pub(crate) async fn accept(
@@ -37,7 +37,7 @@ pub(crate) async fn accept(
     Ok(Json(accepted))
 }
 
-/// Processes that use, or used, this database.
+/// Lists the processes that use, or used, this database.
 #[utoipa::path(get, path = "/v1/processes", tag = "database",
     responses((status = 200, body = ProcessList), (status = "default", body = Problem)))]
 pub(crate) async fn list(
@@ -48,7 +48,8 @@ pub(crate) async fn list(
     list_of(&app).await
 }
 
-/// Says that a process won't come back: its ledger isn't waited for. Refused for one that runs.
+/// Declares that a process won't come back, so that its ledger isn't waited for. A running process
+/// is refused.
 #[utoipa::path(post, path = "/v1/processes/{id}/forget", tag = "database",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = ProcessList), (status = "default", body = Problem)))]

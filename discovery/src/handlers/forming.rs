@@ -42,8 +42,8 @@ const MAX_SENTENCE: usize = 300;
 /// Margin after a cluster's deadline, so that it has surely passed when it is checked.
 const DEADLINE_SLACK: Duration = Duration::from_millis(5);
 
-/// Redeems a token: takes a seat or a place in the queue. Needs no access token: the envelope is
-/// signed by the connection's key, the record by it and by the token.
+/// Redeems a token: takes a seat or a place in the queue. Needs no access token: the connection's
+/// key signs the envelope and the record, and the token signs the record.
 #[utoipa::path(post, path = "/v1/redeem", tag = "forming", request_body = SignedBody,
     responses((status = 200, body = RedeemResponse), (status = "default", body = Problem)))]
 pub(crate) async fn redeem(
@@ -154,7 +154,8 @@ pub(crate) async fn poll(
 /// Query of the poll without an agent's state.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct WatchQuery {
-    /// The revision that was seen; the answer waits for another one. None answers at once.
+    /// Revision that the caller has seen; the answer waits for another one. Without it the service
+    /// answers at once.
     pub after: Option<u64>,
 }
 
@@ -232,7 +233,7 @@ pub(crate) async fn ack(
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
-/// Refuses the present proposal, for a reason of one's own.
+/// Refuses the present proposal, for a reason that concerns the agent itself.
 #[utoipa::path(post, path = "/v1/clusters/{id}/nack", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = NackRequest,
     responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
@@ -261,7 +262,7 @@ fn sentence(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MAX_SENTENCE).collect()
 }
 
-/// A row of the probe matrix.
+/// Stores the agent's row of the probe matrix.
 #[utoipa::path(post, path = "/v1/clusters/{id}/probes", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = ProbesRequest,
     responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
@@ -286,7 +287,7 @@ pub(crate) async fn probes(
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
-/// A signed promise never to take part up to an epoch.
+/// Stores the agent's signed promise never to take part in epochs up to a given one.
 #[utoipa::path(post, path = "/v1/clusters/{id}/release", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = SignedBody,
     responses((status = 200, body = PollResponse), (status = "default", body = Problem)))]
@@ -302,7 +303,7 @@ pub(crate) async fn release(
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
-/// What a member's own node says.
+/// Stores a report by a member's agent: the state of its own node.
 #[utoipa::path(post, path = "/v1/clusters/{id}/report", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = ReportRequest,
     responses((status = 200, body = ReportResponse), (status = "default", body = Problem)))]
@@ -328,7 +329,7 @@ pub(crate) async fn report(
     Ok(Json(ReportResponse { state: convert::state(phase), raft_cluster_id }))
 }
 
-/// Says what keeps a member's node from finding a leader.
+/// Stores the reason why a member's node finds no leader, as its agent reports it.
 #[utoipa::path(post, path = "/v1/clusters/{id}/trouble", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = TroubleRequest,
     responses((status = 200, body = ReportResponse), (status = "default", body = Problem)))]
@@ -352,8 +353,8 @@ pub(crate) async fn trouble(
     Ok(Json(ReportResponse { state: convert::state(phase), raft_cluster_id: None }))
 }
 
-/// Shows a commit document that this service may have lost. Whoever is listed in a valid document
-/// may: a restored database may know neither its key nor its token.
+/// Presents a commit document that this service may have lost. Every agent listed in a valid
+/// document may do so: a restored database may know neither its key nor its token.
 #[utoipa::path(post, path = "/v1/clusters/{id}/adopt", tag = "forming",
     params(("id" = Uuid, Path,)), request_body = AdoptRequest,
     responses((status = 200, body = ClusterSummary), (status = "default", body = Problem)))]

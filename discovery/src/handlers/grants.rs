@@ -18,7 +18,7 @@ use crate::forming::{Incoming, is_void, statement_allows};
 use crate::store::StoreError;
 use crate::store::grants::GrantUse;
 
-/// Stores a grant.
+/// Stores the signed grant of a token.
 #[utoipa::path(put, path = "/v1/grants", tag = "grants", request_body = SignedBody,
     responses((status = 200, body = GrantView), (status = "default", body = Problem)))]
 pub(crate) async fn put(
@@ -71,7 +71,7 @@ fn must_take(kind: TokenKind, phase: Phase) -> Result<(), ApiError> {
     }
 }
 
-/// All clusters' grants, the newest thousand.
+/// Lists the newest thousand grants of all clusters.
 #[utoipa::path(get, path = "/v1/grants", tag = "grants",
     responses((status = 200, body = GrantList), (status = "default", body = Problem)))]
 pub(crate) async fn list_all(
@@ -82,7 +82,7 @@ pub(crate) async fn list_all(
     listed(&app, None).await
 }
 
-/// A cluster's grants.
+/// Lists a cluster's grants.
 #[utoipa::path(get, path = "/v1/clusters/{id}/grants", tag = "grants",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = GrantList), (status = "default", body = Problem)))]
@@ -102,7 +102,7 @@ async fn listed(app: &App, cluster: Option<Uuid>) -> Result<Json<GrantList>, Api
     Ok(Json(GrantList { grants }))
 }
 
-/// One grant.
+/// Returns one grant by its id.
 #[utoipa::path(get, path = "/v1/grants/{id}", tag = "grants",
     params(("id" = String, Path,)),
     responses((status = 200, body = GrantView), (status = "default", body = Problem)))]
@@ -115,7 +115,7 @@ pub(crate) async fn show(
     view(&app, *path).await
 }
 
-/// Revokes a grant: it admits no new key, seats stay.
+/// Revokes a grant: no new key can redeem it, and taken seats stay.
 #[utoipa::path(post, path = "/v1/grants/{id}/revoke", tag = "grants",
     params(("id" = String, Path,)),
     responses((status = 200, body = GrantView), (status = "default", body = Problem)))]

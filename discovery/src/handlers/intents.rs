@@ -34,12 +34,12 @@ use crate::intents::{Joining, Reader};
 /// The query of a newcomer's request to join.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct JoinQuery {
-    /// Which program its host runs as its node. Older agents don't say it.
+    /// Program that the newcomer's host runs as its node; none from an older agent.
     #[param(inline)]
     pub program: Option<NodeProgram>,
 }
 
-/// Redeems a join ticket. Needs no access token, as a boot token's redeem doesn't.
+/// Redeems a join ticket. Needs no access token, like the redemption of a boot token.
 #[utoipa::path(post, path = "/v1/join", tag = "intents", params(JoinQuery),
     request_body = SignedBody,
     responses((status = 200, body = JoinResponse), (status = "default", body = Problem)))]
@@ -70,7 +70,8 @@ pub(crate) async fn join(
     }))
 }
 
-/// Orders that a member goes or moves. An agent of the cluster carries it out.
+/// Orders the removal of a member, or new peer URLs for it. An agent of the cluster carries the
+/// order out.
 #[utoipa::path(put, path = "/v1/orders", tag = "intents", request_body = SignedBody,
     responses((status = 200, body = IntentView), (status = "default", body = Problem)))]
 pub(crate) async fn order(
@@ -86,13 +87,14 @@ pub(crate) async fn order(
 /// Filter of the intent list.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct IntentsQuery {
-    /// The revision that was seen; the answer waits for another one. None answers at once.
+    /// Revision that the caller has seen; the answer waits for another one. Without it the service
+    /// answers at once.
     pub after: Option<u64>,
-    /// Those too that were over within the last day.
+    /// Whether to list intents that ended within the last day, too.
     pub all: Option<bool>,
 }
 
-/// A cluster's intents.
+/// Lists a cluster's intents.
 #[utoipa::path(get, path = "/v1/clusters/{id}/intents", tag = "intents",
     params(("id" = Uuid, Path,), IntentsQuery),
     responses((status = 200, body = IntentList), (status = "default", body = Problem)))]
@@ -120,11 +122,12 @@ pub(crate) struct IntentPath {
 /// Query of a request for one intent.
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct IntentQuery {
-    /// The revision that was seen; the answer waits for another one. None answers at once.
+    /// Revision that the caller has seen; the answer waits for another one. Without it the service
+    /// answers at once.
     pub after: Option<u64>,
 }
 
-/// One intent.
+/// Returns one intent by its id.
 #[utoipa::path(get, path = "/v1/clusters/{id}/intents/{operation}", tag = "intents",
     params(("id" = Uuid, Path,), ("operation" = String, Path,), IntentQuery),
     responses((status = 200, body = IntentView), (status = "default", body = Problem)))]
@@ -141,7 +144,7 @@ pub(crate) async fn show(
     Ok(Json(wait.until(&app, read, seen).await?))
 }
 
-/// What became of an intent, by an agent of a member.
+/// Stores the outcome of an intent, as an agent of the cluster reports it.
 #[utoipa::path(post, path = "/v1/clusters/{id}/intents/{operation}/outcome", tag = "intents",
     params(("id" = Uuid, Path,), ("operation" = String, Path,)), request_body = OutcomeRequest,
     responses((status = 200, body = IntentView), (status = "default", body = Problem)))]
@@ -155,7 +158,7 @@ pub(crate) async fn outcome(
     Ok(Json(app.report_outcome(path.id, path.operation, &caller.key, &body).await?))
 }
 
-/// Why an intent waits, by an agent of a member.
+/// Stores the reason why an intent waits, as an agent of the cluster reports it.
 #[utoipa::path(post, path = "/v1/clusters/{id}/intents/{operation}/wait", tag = "intents",
     params(("id" = Uuid, Path,), ("operation" = String, Path,)), request_body = WaitRequest,
     responses((status = 200, body = IntentView), (status = "default", body = Problem)))]
@@ -169,7 +172,7 @@ pub(crate) async fn wait(
     Ok(Json(app.report_wait(path.id, path.operation, &caller.key, &body.reason).await?))
 }
 
-/// Takes an intent back that nobody has begun.
+/// Withdraws an intent that no agent has begun.
 #[utoipa::path(post, path = "/v1/clusters/{id}/intents/{operation}/withdraw", tag = "intents",
     params(("id" = Uuid, Path,), ("operation" = String, Path,)),
     responses((status = 200, body = IntentView), (status = "default", body = Problem)))]
@@ -182,7 +185,7 @@ pub(crate) async fn withdraw(
     Ok(Json(app.withdraw(&caller, path.id, path.operation).await?))
 }
 
-/// What a cluster's members say that it is.
+/// Returns a cluster's members, as the members themselves report them.
 #[utoipa::path(get, path = "/v1/clusters/{id}/directory", tag = "clusters",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = DirectoryResponse), (status = "default", body = Problem)))]
@@ -195,8 +198,8 @@ pub(crate) async fn directory(
     Ok(Json(app.directory(*path).await?))
 }
 
-/// The recovery statements by which the cluster goes on as another Raft cluster, from the agent of
-/// the host whose data it was made of. Shown again, they change nothing.
+/// Stores the recovery statements by which the cluster goes on as another Raft cluster. Sent by the
+/// agent of the host whose data it was made from; sent again, they change nothing.
 #[utoipa::path(post, path = "/v1/clusters/{id}/recoveries", tag = "intents",
     params(("id" = Uuid, Path,)), request_body = RecoveriesRequest,
     responses((status = 200, body = RecoveriesResponse), (status = "default", body = Problem)))]
@@ -210,7 +213,7 @@ pub(crate) async fn recoveries(
     Ok(Json(app.follow_recoveries(*path, &caller.key, &body.recoveries).await?))
 }
 
-/// A member's certificates, anew; a newcomer's first ones.
+/// Issues new certificates to a member, or a newcomer's first ones.
 #[utoipa::path(post, path = "/v1/clusters/{id}/leaves", tag = "intents",
     params(("id" = Uuid, Path,)), request_body = LeavesRequest,
     responses((status = 200, body = Leaves), (status = "default", body = Problem)))]
@@ -224,7 +227,8 @@ pub(crate) async fn leaves(
     Ok(Json(app.renew_leaves(*path, &caller.key, &body.csr).await?))
 }
 
-/// A cluster's CAs for `ca issue`; their keys are encrypted, and open with the key directory alone.
+/// Exports a cluster's CAs for `ca issue`; their keys are encrypted, and only the key directory can
+/// decrypt them.
 #[utoipa::path(get, path = "/v1/clusters/{id}/export", tag = "clusters",
     params(("id" = Uuid, Path,)),
     responses((status = 200, body = ClusterExport), (status = "default", body = Problem)))]

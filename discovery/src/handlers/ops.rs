@@ -10,24 +10,24 @@ use utoipa::ToSchema;
 use crate::app::App;
 use crate::error::ApiError;
 
-/// What `/readyz` says.
+/// Answer of `GET /readyz`.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Readiness {
-    /// `ready`; or `degraded`: answers, but freezes and commits nothing.
+    /// `ready`; or `degraded`: the service answers, but freezes and commits no list.
     pub status: &'static str,
-    /// What is wrong and what to do, if anything is.
+    /// Problem and remedy; none if the service is ready.
     pub detail: Option<String>,
-    /// Which history of the database.
+    /// Generation of the database: the number of its present history.
     pub generation: i64,
 }
 
-/// The process runs.
+/// Answers as long as the process runs.
 #[utoipa::path(get, path = "/livez", tag = "operations", responses((status = 200)))]
 pub(crate) async fn livez() -> &'static str {
     "ok\n"
 }
 
-/// The process can answer: the database does. Changes nothing.
+/// Checks that the database answers, and so that the process can. Changes nothing.
 #[utoipa::path(get, path = "/readyz", tag = "operations",
     responses((status = 200, body = Readiness), (status = 503, body = Problem)))]
 pub(crate) async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {
@@ -44,7 +44,7 @@ pub(crate) async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {
     Ok(HttpResponse::Ok().json(Readiness { status, detail, generation: generation.number }))
 }
 
-/// OpenMetrics.
+/// Returns the metrics, in OpenMetrics text format.
 #[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200)))]
 pub(crate) async fn metrics(app: Data<App>) -> HttpResponse {
     let metrics = &app.metrics;
@@ -53,7 +53,7 @@ pub(crate) async fn metrics(app: Data<App>) -> HttpResponse {
     HttpResponse::Ok().insert_header((header::CONTENT_TYPE, kind)).body(metrics.text())
 }
 
-/// This API, as OpenAPI 3.1.
+/// Returns the description of this API, as OpenAPI 3.1.
 #[utoipa::path(get, path = "/openapi.json", tag = "operations", responses((status = 200)))]
 pub(crate) async fn openapi() -> HttpResponse {
     HttpResponse::Ok().content_type("application/json").body(crate::routes::openapi_text())
@@ -74,7 +74,7 @@ pub(crate) async fn method_not_allowed(allow: &'static str) -> HttpResponse {
     response
 }
 
-/// Members are changed by the cluster itself: refused, whatever the method.
+/// Refuses every method: only the cluster itself changes its members.
 #[utoipa::path(method(post, put, patch, delete), path = "/v1/clusters/{id}/members", tag = "clusters",
     params(("id" = uuid::Uuid, Path,)), responses((status = 405, body = Problem)))]
 pub(crate) async fn membership() -> HttpResponse {
