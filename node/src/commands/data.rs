@@ -25,54 +25,55 @@ const EMPTY: u8 = 5;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Data {
-    /// Say whose data a directory holds, how far it goes, and what is wrong with it.
+    /// Show whose data a directory holds, where its log ends, and what is wrong with it.
     #[command(
-        long_about = "Says whose data a directory holds, how far it goes, and what is wrong with it. \
-            Nothing is written, not even a lock's file; while it looks, no member can start there. \
-            The newest revision and the members are those with the whole log applied, as \
+        long_about = "Shows whose data a directory holds, where its log ends, and what is wrong with it. \
+            Nothing is written, not even a lock's file; while the command runs, no member can start \
+            there. The newest revision and the members are those with the whole log applied, as \
             --force-new-cluster would make them.",
         after_long_help = "EXIT CODES\n  \
             0  a member's data, whole (or a half-made new cluster, which the next start finishes)\n  \
-            1  it can't be looked at    2  wrong usage\n  \
+            1  the directory can't be read    2  wrong usage\n  \
             3  no start here will do: the member was removed, or its data is damaged or lost\n  \
-            4  a member runs there: only what does not change is shown    5  nobody's data"
+            4  a member runs there: only what does not change is shown    5  no member's data"
     )]
     Status {
-        /// The data directory.
+        /// The node's data directory.
         dir: PathBuf,
-        /// One JSON document.
+        /// Print one JSON document.
         #[arg(long)]
         json: bool,
     },
-    /// Make a new cluster of one out of a member's data, without starting it.
+    /// Make a new cluster of one from a member's data, without starting it.
     #[command(
-        long_about = "Makes a new cluster of one out of a member's data, as a start with \
+        long_about = "Makes a new cluster of one from a member's data, as a start with \
             --force-new-cluster does, and starts nothing: for when the other members are lost for \
-            good. All of the directory's log is kept; what only the others had is lost. Asked again \
-            before the member was started, it says what it made the first time. Of an etcd's directory, \
-            which an agent looks after, it makes one with etcd's own programs: on a copy, which then \
-            takes the place of the original, whose data is kept as member.of-CLUSTER beside it.",
+            good. All of the directory's log is kept; what only the others had is lost. Run again \
+            before the member was started, the command prints what it made the first time. From an \
+            etcd's directory, which an agent looks after, etcd's own programs make the new cluster. \
+            They work on a copy, which then takes the place of the original. The original's data is \
+            kept as member.of-CLUSTER beside it.",
         after_long_help = "EXIT CODES\n  \
-            0  made    1  failed, or a member runs there    2  wrong usage, or nobody's data\n  \
+            0  made    1  failed, or a member runs there    2  wrong usage, or no member's data\n  \
             3  no start here will do: the member was removed, or its data is damaged or lost"
     )]
     Recover {
-        /// The data directory.
+        /// The node's data directory.
         dir: PathBuf,
-        /// Yes: what only the other members had is lost.
+        /// Accept that data which only the other members had is lost.
         #[arg(long, required = true)]
         i_accept_data_loss: bool,
         /// For an etcd's directory: the etcd that made it.
         #[arg(long, value_name = "PATH", requires = "etcdutl")]
         etcd: Option<PathBuf>,
-        /// For an etcd's directory: its etcdutl; of 3.4, its etcdctl.
+        /// For an etcd's directory: the etcdutl of that etcd; for 3.4, the etcdctl.
         #[arg(long, value_name = "PATH", requires = "etcd")]
         etcdutl: Option<PathBuf>,
-        /// One JSON document.
+        /// Print one JSON document.
         #[arg(long)]
         json: bool,
     },
-    /// Become another program, one that ends with the process that wants it.
+    /// Replace this process by a program that ends when its parent process does.
     #[command(hide = true)]
     RunTied {
         parent: u32,

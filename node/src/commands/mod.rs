@@ -29,10 +29,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Tool {
-    /// Look at a data directory.
+    /// Examine a data directory, or recover a cluster from it.
     #[command(subcommand)]
     Data(data::Data),
-    /// Save, look at and restore snapshots, in etcd's format.
+    /// Save, examine and restore snapshots, in etcd's format.
     #[command(subcommand)]
     Snapshot(snapshot::Snapshot),
 }

@@ -39,9 +39,9 @@ const MAX_PIECE_BYTES: usize = 16 << 20;
 /// Flags and environment variables of `snapshot save`, which are etcdctl's.
 #[derive(Debug, Args)]
 pub(super) struct Save {
-    /// The file to make.
+    /// The snapshot file to make.
     file: PathBuf,
-    /// The member to ask: one.
+    /// Client URL of the one member to ask.
     #[arg(
         long,
         value_name = "URL",
@@ -49,13 +49,13 @@ pub(super) struct Save {
         default_value = "http://127.0.0.1:2379"
     )]
     endpoints: String,
-    /// The CA that the member's certificate must be of, PEM.
+    /// The CA that must have signed the member's certificate, PEM.
     #[arg(long, value_name = "FILE", env = "ETCDCTL_CACERT")]
     cacert: Option<PathBuf>,
-    /// The certificate to show, PEM.
+    /// The client certificate to present, PEM.
     #[arg(long, value_name = "FILE", env = "ETCDCTL_CERT", requires = "key")]
     cert: Option<PathBuf>,
-    /// Its key, PEM.
+    /// The client certificate's private key, PEM.
     #[arg(long, value_name = "FILE", env = "ETCDCTL_KEY", requires = "cert")]
     key: Option<PathBuf>,
 }

@@ -16,35 +16,35 @@ use crate::{
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Snapshot {
-    /// Save what a member has as a file.
+    /// Save a member's data as a snapshot file.
     #[command(
-        long_about = "Saves what a member has as a file that etcd's tools read as well. The \
-        file (mode 0600) gets its name once all of it is there, its hash is right, and it is on \
+        long_about = "Saves a member's data as a snapshot file that etcd's tools read as well. The \
+        file (mode 0600) gets its name once it is complete, its hash is right, and it is on \
         disk."
     )]
     Save(save::Save),
-    /// Say what a snapshot file holds: hash, revision, total keys, total size, version.
+    /// Show a snapshot file's hash, revision, total keys, total size and version.
     Status {
-        /// The file.
+        /// The snapshot file to examine.
         file: PathBuf,
-        /// One JSON document, as `etcdutl -w json` prints it.
+        /// Print one JSON document, as `etcdutl -w json` does.
         #[arg(long)]
         json: bool,
     },
-    /// Make the data directory of a member of a new cluster out of a snapshot file.
+    /// Make the data directory of a member of a new cluster from a snapshot file.
     #[command(
-        long_about = "Makes the data directory of a member of a new cluster out of a snapshot file, \
+        long_about = "Makes the data directory of a member of a new cluster from a snapshot file, \
             one that muster-node or etcd saved. Run it once on each of the new cluster's hosts, with \
             the same file, token and --initial-cluster; then start the members. If clients may have \
             seen revisions later than the snapshot, add --bump-revision 1000000000 --mark-compacted: \
             see below. Member and cluster \
             ids are new unless names, URLs and token are the old ones: give a new token, and members \
             of the old cluster can't talk to the new one.",
-        after_long_help = "WHO HAD SEEN LATER REVISIONS\n  \
+        after_long_help = "CLIENTS THAT HAVE SEEN LATER REVISIONS\n  \
             The old cluster may have gone on after the snapshot. Clients that saw its later \
-            revisions would take the new cluster's for them: --bump-revision 1000000000 \
-            --mark-compacted makes all new revisions higher, and tells who watches from an old one \
-            to read anew."
+            revisions would take the new cluster's for them. --bump-revision 1000000000 \
+            --mark-compacted makes all new revisions higher, and tells clients that watch from an \
+            old one to read anew."
     )]
     Restore(Box<RestoreArgs>),
 }
@@ -52,21 +52,22 @@ pub(super) enum Snapshot {
 /// Flags of `snapshot restore`, which are etcdutl's.
 #[derive(Debug, Args)]
 pub(super) struct RestoreArgs {
-    /// The snapshot file.
+    /// The snapshot file to restore.
     file: PathBuf,
-    /// The new data directory: nothing may be there yet, or an empty folder. Default: NAME.etcd
+    /// The new data directory: must not exist yet, or must be empty. Default: NAME.etcd
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// The new member's name.
     #[arg(long, default_value = "default")]
     name: String,
-    /// The new cluster's first members.
+    /// Name and peer URL of each of the new cluster's first members.
     #[arg(long, value_name = "NAME=URL,...", default_value = "default=http://localhost:2380")]
     initial_cluster: String,
-    /// What tells this cluster from another one of the same members. Default: made of the file.
+    /// Token that distinguishes this cluster from another one of the same members. Default: derived
+    /// from the file.
     #[arg(long, value_name = "TOKEN")]
     initial_cluster_token: Option<String>,
-    /// Where the others reach this member.
+    /// Peer URLs at which the other members reach this one.
     #[arg(long, value_name = "URLS", default_value = "http://localhost:2380")]
     initial_advertise_peer_urls: String,
     /// How much to increase the latest revision after restore; needs --mark-compacted.
@@ -75,19 +76,19 @@ pub(super) struct RestoreArgs {
     /// Mark the latest revision after restore as compacted; needs --bump-revision.
     #[arg(long, num_args = 0..=1, default_value_t = false, default_missing_value = "true", require_equals = true)]
     mark_compacted: bool,
-    /// Take a file without a hash, such as an etcd's own member/snap/db, or with a wrong one.
+    /// Accept a file without a hash, such as an etcd's own member/snap/db, or with a wrong one.
     #[arg(long, num_args = 0..=1, default_value_t = false, default_missing_value = "true", require_equals = true)]
     skip_hash_check: bool,
-    /// The file is an etcd's. The format is the same: this only says so.
+    /// Declare the file to be an etcd's. The flag has no effect, since the format is the same.
     #[arg(long)]
     from_etcd: bool,
-    /// Leave users and roles behind: whoever reaches the new cluster may do everything.
+    /// Leave out users and roles: every client that reaches the new cluster may do everything.
     #[arg(long)]
     drop_auth: bool,
-    /// etcd's: the log lies in the data directory here.
+    /// Refused flag of etcdutl: the log lies in the data directory.
     #[arg(long, hide = true)]
     wal_dir: Option<PathBuf>,
-    /// etcd's: nothing is mapped here.
+    /// Flag of etcdutl without effect: no memory is mapped.
     #[arg(long, hide = true)]
     initial_memory_map_size: Option<u64>,
 }

@@ -108,17 +108,17 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(MEMBER, "heartbeat-interval", Uint, "100", "MS", "Time between heartbeats, in milliseconds."),
     flag(MEMBER, "election-timeout", Uint, "1000", "MS", "Time without a leader before an election, in milliseconds; at least five heartbeats."),
     flag(MEMBER, "initial-election-tick-advance", Bool, "true", "", "Hold the first election after a start early, once a quorum is connected and no leader is heard."),
-    flag(MEMBER, "listen-peer-urls", Text, "http://localhost:2380", "URLS", "Where to listen for peers."),
-    flag(MEMBER, "listen-client-urls", Text, "http://localhost:2379", "URLS", "Where to listen for clients: gRPC, health and metrics."),
-    flag(MEMBER, "listen-client-http-urls", Text, "", "URLS", "Where to listen for JSON and status apart from gRPC."),
-    flag(MEMBER, "max-snapshots", Uint, "5", "N", "Snapshot files to keep.")
+    flag(MEMBER, "listen-peer-urls", Text, "http://localhost:2380", "URLS", "URLs to listen on for peers."),
+    flag(MEMBER, "listen-client-urls", Text, "http://localhost:2379", "URLS", "URLs to listen on for clients: gRPC, health and metrics."),
+    flag(MEMBER, "listen-client-http-urls", Text, "", "URLS", "URLs to listen on for JSON and status, apart from gRPC."),
+    flag(MEMBER, "max-snapshots", Uint, "5", "N", "Number of snapshot files to keep.")
         .ignored("there is at most one snapshot file, and only while it is being sent"),
-    flag(MEMBER, "max-wals", Uint, "5", "N", "Log files to keep.")
+    flag(MEMBER, "max-wals", Uint, "5", "N", "Number of log files to keep.")
         .ignored("the log keeps what followers may need, and no more"),
-    flag(MEMBER, "memory-mlock", Bool, "false", "", "Lock memory.")
+    flag(MEMBER, "memory-mlock", Bool, "false", "", "Lock the process's memory into RAM.")
         .ignored("memory is not locked"),
     flag(MEMBER, "quota-backend-bytes", Int, "0", "BYTES", "Refuse writes, with an alarm, once the store holds more; 0: 2 GiB, negative: no limit."),
-    flag(MEMBER, "backend-bbolt-freelist-type", Text, "map", "TYPE", "Freelist of bbolt.")
+    flag(MEMBER, "backend-bbolt-freelist-type", Text, "map", "TYPE", "Type of bbolt's freelist.")
         .ignored("the store is not bbolt"),
     flag(MEMBER, "backend-batch-interval", Duration, "0s", "TIME", "Time between two commits of bbolt.")
         .ignored("the store is not bbolt"),
@@ -131,36 +131,36 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("clients' pings are always answered"),
     flag(MEMBER, "grpc-keepalive-interval", Duration, "2h0m0s", "TIME", "Time between two pings to a client; 0: none."),
     flag(MEMBER, "grpc-keepalive-timeout", Duration, "20s", "TIME", "Time that a client has to answer a ping; 0: for ever."),
-    flag(MEMBER, "socket-reuse-port", Bool, "false", "", "Set SO_REUSEPORT.")
+    flag(MEMBER, "socket-reuse-port", Bool, "false", "", "Set SO_REUSEPORT on listening sockets.")
         .ignored("sockets are bound exclusively"),
-    flag(MEMBER, "socket-reuse-address", Bool, "false", "", "Set SO_REUSEADDR.")
+    flag(MEMBER, "socket-reuse-address", Bool, "false", "", "Set SO_REUSEADDR on listening sockets.")
         .ignored("it is always set"),
     flag(MEMBER, "enable-grpc-gateway", Bool, "true", "", "Serve the API as JSON, too, at /v3/."),
     flag(MEMBER, "raft-read-timeout", Duration, "5s", "TIME", "Read time-out of peer streams.")
         .ignored("silent peer streams are closed after 5 s"),
     flag(MEMBER, "raft-write-timeout", Duration, "5s", "TIME", "Write time-out of peer streams.")
         .ignored("silent peer streams are closed after 5 s"),
-    flag(CLUSTERING, "initial-advertise-peer-urls", Text, "http://localhost:2380", "URLS", "This member's peer URLs, as the others reach them."),
-    flag(CLUSTERING, "initial-cluster", Text, "", "NAME=URL,...", "The first members: name and peer URL of each; only a first start looks at it. Default: this member alone."),
+    flag(CLUSTERING, "initial-advertise-peer-urls", Text, "http://localhost:2380", "URLS", "This member's peer URLs, at which the other members reach it."),
+    flag(CLUSTERING, "initial-cluster", Text, "", "NAME=URL,...", "The first members: name and peer URL of each; used by the first start alone. Default: this member alone."),
     flag(CLUSTERING, "initial-cluster-state", OneOf(&["new", "existing"]), "new", "STATE", "\"new\" to begin a cluster, \"existing\" to join one that has added this member."),
-    flag(CLUSTERING, "initial-cluster-token", Text, "etcd-cluster", "TOKEN", "Makes ids of this cluster different from all others'."),
-    flag(CLUSTERING, "advertise-client-urls", Text, "http://localhost:2379", "URLS", "This member's client URLs, as clients reach them."),
-    flag(CLUSTERING, "muster-document", Text, "", "FILE", "Binds each first member to its incarnation and key (JSON; written by muster-agent)."),
+    flag(CLUSTERING, "initial-cluster-token", Text, "etcd-cluster", "TOKEN", "Token that makes the ids of this cluster different from all others'."),
+    flag(CLUSTERING, "advertise-client-urls", Text, "http://localhost:2379", "URLS", "This member's client URLs, at which clients reach it."),
+    flag(CLUSTERING, "muster-document", Text, "", "FILE", "File that binds each first member to its incarnation and key (JSON; written by muster-agent)."),
     flag(CLUSTERING, "strict-reconfig-check", Bool, "true", "", "Refuse membership changes that would endanger quorum."),
     flag(CLUSTERING, "pre-vote", Bool, "true", "", "Ask before disturbing a cluster with an election.")
         .ignored("pre-vote is always on"),
     flag(CLUSTERING, "auto-compaction-mode", OneOf(&["periodic", "revision"]), "periodic", "MODE", "Compact by time (periodic), or by the number of revisions (revision)."),
-    flag(CLUSTERING, "auto-compaction-retention", Text, "0", "N", "How much history the leader keeps as it compacts: hours, or a time (10m), or revisions; 0: it compacts nothing."),
+    flag(CLUSTERING, "auto-compaction-retention", Text, "0", "N", "History that the leader keeps as it compacts: hours, or a time (10m), or revisions; 0: it compacts nothing."),
     flag(CLUSTERING, "max-learners", Uint, "1", "N", "Learners that may be in the cluster at once."),
     flag(CLUSTERING, "discovery", Text, "", "URL", "Discovery service, protocol v2.")
         .unsupported(AGENT),
-    flag(CLUSTERING, "discovery-fallback", OneOf(&["exit", "proxy"]), "exit", "WHAT", "What to do if discovery fails.")
+    flag(CLUSTERING, "discovery-fallback", OneOf(&["exit", "proxy"]), "exit", "WHAT", "Behaviour if the discovery service fails.")
         .ignored("without discovery there is nothing to fall back from"),
     flag(CLUSTERING, "discovery-proxy", Text, "", "URL", "Proxy towards the discovery service.")
         .ignored("discovery is muster-agent's part"),
     flag(CLUSTERING, "discovery-srv", Text, "", "DOMAIN", "Domain whose SRV records name the members.")
         .unsupported(AGENT),
-    flag(CLUSTERING, "discovery-srv-name", Text, "", "SUFFIX", "Suffix of those records.")
+    flag(CLUSTERING, "discovery-srv-name", Text, "", "SUFFIX", "Suffix of the SRV records' service name.")
         .ignored("SRV records are not read"),
     flag(CLUSTERING, "discovery-token", Text, "", "TOKEN", "Discovery service, protocol v3.")
         .unsupported(AGENT),
@@ -188,29 +188,29 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("discovery is muster-agent's part"),
     flag(CLUSTERING, "discovery-password", Text, "", "VALUE", "Setting of the discovery client.")
         .ignored("discovery is muster-agent's part"),
-    flag(CLUSTERING, "v2-deprecation", Text, "write-only", "PHASE", "Phase of the end of the v2 API.")
+    flag(CLUSTERING, "v2-deprecation", Text, "write-only", "PHASE", "Phase of the v2 API's deprecation.")
         .ignored(NO_V2),
     flag(SECURITY, "cert-file", Text, "", "FILE", "Certificate of the client listener, PEM."),
-    flag(SECURITY, "key-file", Text, "", "FILE", "Its key, PEM."),
+    flag(SECURITY, "key-file", Text, "", "FILE", "Private key of the client listener's certificate, PEM."),
     flag(SECURITY, "client-cert-auth", Bool, "false", "", "Require a certificate of the trusted CA from clients."),
     flag(SECURITY, "trusted-ca-file", Text, "", "FILE", "CA of clients' certificates, PEM."),
     flag(SECURITY, "client-cert-file", Text, "", "FILE", "Certificate of the server as a client of itself, PEM.")
         .ignored("this program is no client of its own"),
-    flag(SECURITY, "client-key-file", Text, "", "FILE", "Its key, PEM.")
+    flag(SECURITY, "client-key-file", Text, "", "FILE", "Private key of the server's client certificate, PEM.")
         .ignored("this program is no client of its own"),
-    flag(SECURITY, "client-crl-file", Text, "", "FILE", "Clients' certificates that no longer count, PEM or DER."),
+    flag(SECURITY, "client-crl-file", Text, "", "FILE", "Revocation list (CRL) of clients' certificates, PEM or DER."),
     flag(SECURITY, "client-cert-allowed-hostname", Text, "", "NAMES", "Names that clients' certificates may have."),
     flag(SECURITY, "auto-tls", Bool, "false", "", "Serve clients on a self-signed certificate.")
         .unsupported("give --cert-file and --key-file"),
     flag(SECURITY, "peer-cert-file", Text, "", "FILE", "Certificate towards peers, PEM."),
-    flag(SECURITY, "peer-key-file", Text, "", "FILE", "Its key, PEM."),
+    flag(SECURITY, "peer-key-file", Text, "", "FILE", "Private key of the certificate towards peers, PEM."),
     flag(SECURITY, "peer-client-cert-auth", Bool, "false", "", "Require a certificate of the trusted peer CA from peers."),
     flag(SECURITY, "peer-trusted-ca-file", Text, "", "FILE", "CA of peers' certificates, PEM."),
     flag(SECURITY, "peer-client-cert-file", Text, "", "FILE", "Another certificate for connections to peers, PEM.")
         .unsupported(ONE_KEY),
-    flag(SECURITY, "peer-client-key-file", Text, "", "FILE", "Its key, PEM.")
+    flag(SECURITY, "peer-client-key-file", Text, "", "FILE", "Private key of the other certificate for connections to peers, PEM.")
         .unsupported(ONE_KEY),
-    flag(SECURITY, "peer-crl-file", Text, "", "FILE", "Peers' certificates that no longer count, PEM or DER."),
+    flag(SECURITY, "peer-crl-file", Text, "", "FILE", "Revocation list (CRL) of peers' certificates, PEM or DER."),
     flag(SECURITY, "peer-cert-allowed-cn", Text, "", "NAMES", "Common names that peers' certificates may have."),
     flag(SECURITY, "peer-cert-allowed-hostname", Text, "", "NAMES", "Names that peers' certificates may have."),
     flag(SECURITY, "peer-auto-tls", Bool, "false", "", "Talk to peers on self-signed certificates.")
@@ -224,42 +224,42 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(SECURITY, "tls-max-version", OneOf(&["", "TLS1.2", "TLS1.3"]), "", "VERSION", "Highest TLS version for clients. Default: the highest known."),
     flag(SECURITY, "cors", Text, "*", "ORIGINS", "Origins whose pages browsers may let call the HTTP API; *: all."),
     flag(SECURITY, "host-whitelist", Text, "*", "HOSTS", "Names by which a server without TLS may be called over HTTP; *: all."),
-    flag(AUTH, "auth-token", Text, "simple", "SPEC", "Auth tokens: simple, or jwt,sign-method=RS256,priv-key=FILE,pub-key=FILE,ttl=5m: the same for all members."),
+    flag(AUTH, "auth-token", Text, "simple", "SPEC", "Auth tokens: simple, or jwt,sign-method=RS256,priv-key=FILE,pub-key=FILE,ttl=5m; equal on all members."),
     flag(AUTH, "bcrypt-cost", Uint, "10", "N", "Cost of password hashes, 4 to 31."),
-    flag(AUTH, "auth-token-ttl", Uint, "300", "SECONDS", "Life of a simple auth token after its last use."),
-    flag(PROFILING_AND_MONITORING, "enable-pprof", Bool, "false", "", "Serve Go profiles.")
+    flag(AUTH, "auth-token-ttl", Uint, "300", "SECONDS", "Lifetime of a simple auth token after its last use."),
+    flag(PROFILING_AND_MONITORING, "enable-pprof", Bool, "false", "", "Serve profiles of the Go runtime.")
         .ignored("this is not a Go program"),
-    flag(PROFILING_AND_MONITORING, "metrics", Text, "basic", "LEVEL", "How much /metrics shows.")
+    flag(PROFILING_AND_MONITORING, "metrics", Text, "basic", "LEVEL", "Level of detail of /metrics.")
         .ignored("all metrics are always shown"),
-    flag(PROFILING_AND_MONITORING, "listen-metrics-urls", Text, "", "URLS", "Where to serve /metrics and health besides the client URLs."),
-    flag(PROFILING_AND_MONITORING, "enable-distributed-tracing", Bool, "false", "", "Export traces.")
+    flag(PROFILING_AND_MONITORING, "listen-metrics-urls", Text, "", "URLS", "URLs to serve /metrics and health on, besides the client URLs."),
+    flag(PROFILING_AND_MONITORING, "enable-distributed-tracing", Bool, "false", "", "Export traces of requests.")
         .ignored("traces are not exported"),
-    flag(PROFILING_AND_MONITORING, "distributed-tracing-address", Text, "localhost:4317", "VALUE", "Setting of traces.")
+    flag(PROFILING_AND_MONITORING, "distributed-tracing-address", Text, "localhost:4317", "VALUE", "Setting of the export of traces.")
         .ignored("traces are not exported"),
-    flag(PROFILING_AND_MONITORING, "distributed-tracing-service-name", Text, "etcd", "VALUE", "Setting of traces.")
+    flag(PROFILING_AND_MONITORING, "distributed-tracing-service-name", Text, "etcd", "VALUE", "Setting of the export of traces.")
         .ignored("traces are not exported"),
-    flag(PROFILING_AND_MONITORING, "distributed-tracing-instance-id", Text, "", "VALUE", "Setting of traces.")
+    flag(PROFILING_AND_MONITORING, "distributed-tracing-instance-id", Text, "", "VALUE", "Setting of the export of traces.")
         .ignored("traces are not exported"),
-    flag(PROFILING_AND_MONITORING, "distributed-tracing-sampling-rate", Int, "0", "VALUE", "Setting of traces.")
+    flag(PROFILING_AND_MONITORING, "distributed-tracing-sampling-rate", Int, "0", "VALUE", "Setting of the export of traces.")
         .ignored("traces are not exported"),
-    flag(LOGGING, "logger", OneOf(&["zap"]), "zap", "NAME", "The logger.")
+    flag(LOGGING, "logger", OneOf(&["zap"]), "zap", "NAME", "Name of the logger.")
         .ignored("there is one logger"),
-    flag(LOGGING, "log-outputs", Text, "default", "OUTPUTS", "stderr, stdout or files, separated by commas; default: stderr."),
-    flag(LOGGING, "log-level", OneOfAnyCase(&["debug", "info", "warn", "warning", "error", "dpanic", "panic", "fatal", ""]), "info", "LEVEL", "The least that is logged."),
-    flag(LOGGING, "log-format", OneOf(&["json", "console", ""]), "json", "FORMAT", "json: one object per line; console: for people."),
-    flag(LOGGING, "enable-log-rotation", Bool, "false", "", "Rotate log files.")
+    flag(LOGGING, "log-outputs", Text, "default", "OUTPUTS", "Outputs of the log: stderr, stdout or files, separated by commas; default: stderr."),
+    flag(LOGGING, "log-level", OneOfAnyCase(&["debug", "info", "warn", "warning", "error", "dpanic", "panic", "fatal", ""]), "info", "LEVEL", "Lowest level that is logged."),
+    flag(LOGGING, "log-format", OneOf(&["json", "console", ""]), "json", "FORMAT", "Format of log lines: json (one object per line), or console (for people)."),
+    flag(LOGGING, "enable-log-rotation", Bool, "false", "", "Rotate the log files.")
         .ignored("a log rotator does that"),
-    flag(LOGGING, "log-rotation-config-json", Text, "", "JSON", "How to rotate log files.")
+    flag(LOGGING, "log-rotation-config-json", Text, "", "JSON", "Settings of the log files' rotation.")
         .ignored("a log rotator does that"),
-    flag(LOGGING, "warning-apply-duration", Duration, "100ms", "TIME", "Warn when applying a request takes longer.")
+    flag(LOGGING, "warning-apply-duration", Duration, "100ms", "TIME", "Log a warning when applying a request takes longer than this.")
         .ignored("see the metrics of the apply thread"),
-    flag(LOGGING, "warning-unary-request-duration", Duration, "300ms", "TIME", "Warn when a request takes longer.")
+    flag(LOGGING, "warning-unary-request-duration", Duration, "300ms", "TIME", "Log a warning when a request takes longer than this.")
         .ignored("slow requests are not logged yet"),
     flag(FEATURES_AND_FINE_TUNING, "feature-gates", Text, "", "NAME=BOOL,...", "Features to turn on or off.")
         .ignored("features have no gates here"),
-    flag(FEATURES_AND_FINE_TUNING, "initial-corrupt-check", Bool, "false", "", "Compare with the peers before serving.")
+    flag(FEATURES_AND_FINE_TUNING, "initial-corrupt-check", Bool, "false", "", "Compare the data with the peers' before serving.")
         .ignored("members compare their data all the time, and soon after one has come back"),
-    flag(FEATURES_AND_FINE_TUNING, "corrupt-check-time", Duration, "0s", "TIME", "Time between two comparisons of all members' data; 0: 30 s. It can't be turned off."),
+    flag(FEATURES_AND_FINE_TUNING, "corrupt-check-time", Duration, "0s", "TIME", "Time between two comparisons of all members' data; 0: 30 s. The comparison can't be turned off."),
     flag(FEATURES_AND_FINE_TUNING, "compact-hash-check-enabled", Bool, "false", "", "Compare hashes of compactions.")
         .ignored("each comparison of the members' data looks at them as well"),
     flag(FEATURES_AND_FINE_TUNING, "compact-hash-check-time", Duration, "1m0s", "TIME", "Time between two comparisons of compactions.")
@@ -269,9 +269,9 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(FEATURES_AND_FINE_TUNING, "compaction-sleep-interval", Duration, "10ms", "TIME", "Pause of a compaction between two batches."),
     flag(FEATURES_AND_FINE_TUNING, "watch-progress-notify-interval", Duration, "10m0s", "TIME", "Time between two progress notices to a silent watch."),
     flag(FEATURES_AND_FINE_TUNING, "snapshot-catchup-entries", Uint, "5000", "N", "Entries that the log keeps for slow followers."),
-    flag(FEATURES_AND_FINE_TUNING, "bootstrap-defrag-threshold-megabytes", Uint, "0", "MB", "Defragment at the start if that frees so much.")
+    flag(FEATURES_AND_FINE_TUNING, "bootstrap-defrag-threshold-megabytes", Uint, "0", "MB", "Defragment at the start if that frees this much.")
         .ignored("the store reuses its space"),
-    flag(FEATURES_AND_FINE_TUNING, "enable-lease-checkpoint", Bool, "false", "", "Checkpoint leases.")
+    flag(FEATURES_AND_FINE_TUNING, "enable-lease-checkpoint", Bool, "false", "", "Checkpoint leases' remaining times.")
         .ignored("the log always notes what leases have left"),
     flag(FEATURES_AND_FINE_TUNING, "enable-lease-checkpoint-persist", Bool, "false", "", "Keep checkpoints of leases.")
         .ignored("the log always notes what leases have left"),
@@ -279,31 +279,31 @@ pub(super) static FLAGS: &[Flag] = &[
         .ignored("the store is not bbolt"),
     flag(FEATURES_AND_FINE_TUNING, "stop-grpc-service-on-defrag", Bool, "false", "", "Report not serving during defragmentation.")
         .ignored("defragmentation does not block"),
-    flag(FEATURES_AND_FINE_TUNING, "downgrade-check-time", Duration, "5s", "TIME", "Time between two looks at the downgrade status.")
+    flag(FEATURES_AND_FINE_TUNING, "downgrade-check-time", Duration, "5s", "TIME", "Time between two checks of the downgrade status.")
         .ignored("there are no downgrades yet"),
     flag(FEATURES_AND_FINE_TUNING, "memory-mlock-limit", Uint, "0", "BYTES", "Limit of locked memory.")
         .ignored("memory is not locked"),
     flag(FEATURES_AND_FINE_TUNING, "set-member-localaddr", Bool, "false", "", "Dial peers from the advertised address.")
         .ignored("the route decides"),
-    flag(FEATURES_AND_FINE_TUNING, "unsafe-no-fsync", Bool, "false", "", "Lose acknowledged writes with the power.")
+    flag(FEATURES_AND_FINE_TUNING, "unsafe-no-fsync", Bool, "false", "", "Skip fsync: a power failure may lose acknowledged writes.")
         .ignored("every acknowledged write is synced"),
-    flag(FEATURES_AND_FINE_TUNING, "force-new-cluster", Bool, "false", "", "After the permanent loss of the others: make a new cluster of one out of this member's data. Acts once."),
-    flag(FEATURES_AND_FINE_TUNING, "config-file", Text, "", "FILE", "Take all of the configuration from a file, in YAML or JSON with etcd's names; no other flag or variable counts then."),
+    flag(FEATURES_AND_FINE_TUNING, "force-new-cluster", Bool, "false", "", "After the permanent loss of the other members: make a new cluster of one from this member's data. Acts once."),
+    flag(FEATURES_AND_FINE_TUNING, "config-file", Text, "", "FILE", "Take all of the configuration from a file, in YAML or JSON with etcd's names; other flags and variables are ignored then."),
     flag(FEATURES_AND_FINE_TUNING, "enable-v2", Bool, "false", "", "Serve the v2 API.")
         .ignored(NO_V2),
     flag(FEATURES_AND_FINE_TUNING, "enable-v2v3", Text, "", "PREFIX", "Serve the v2 API on the v3 store.")
         .ignored(NO_V2),
     flag(FEATURES_AND_FINE_TUNING, "proxy", OneOf(&["off", "readonly", "on"]), "off", "MODE", "Be a proxy of the v2 API.")
         .unsupported("etcd's grpc-proxy is a proxy for this program, too"),
-    flag(FEATURES_AND_FINE_TUNING, "proxy-failure-wait", Uint, "5000", "MS", "Setting of the proxy.")
+    flag(FEATURES_AND_FINE_TUNING, "proxy-failure-wait", Uint, "5000", "MS", "Setting of the v2 proxy.")
         .ignored(NO_V2),
-    flag(FEATURES_AND_FINE_TUNING, "proxy-refresh-interval", Uint, "30000", "MS", "Setting of the proxy.")
+    flag(FEATURES_AND_FINE_TUNING, "proxy-refresh-interval", Uint, "30000", "MS", "Setting of the v2 proxy.")
         .ignored(NO_V2),
-    flag(FEATURES_AND_FINE_TUNING, "proxy-dial-timeout", Uint, "1000", "MS", "Setting of the proxy.")
+    flag(FEATURES_AND_FINE_TUNING, "proxy-dial-timeout", Uint, "1000", "MS", "Setting of the v2 proxy.")
         .ignored(NO_V2),
-    flag(FEATURES_AND_FINE_TUNING, "proxy-write-timeout", Uint, "5000", "MS", "Setting of the proxy.")
+    flag(FEATURES_AND_FINE_TUNING, "proxy-write-timeout", Uint, "5000", "MS", "Setting of the v2 proxy.")
         .ignored(NO_V2),
-    flag(FEATURES_AND_FINE_TUNING, "proxy-read-timeout", Uint, "0", "MS", "Setting of the proxy.")
+    flag(FEATURES_AND_FINE_TUNING, "proxy-read-timeout", Uint, "0", "MS", "Setting of the v2 proxy.")
         .ignored(NO_V2),
     old("cluster-active-size"),
     old("cluster-remove-delay"),

@@ -12,8 +12,8 @@ use super::{
 pub fn help() -> String {
     let mut out = String::from(
         "Usage:\n\n  muster-node [flags]\n    Start a member of a replicated key-value store that speaks etcd's v3 API.\n\n\
-         \x20 muster-node data status DIR [--json]\n    Say whose data a directory holds, how far it goes, and what is wrong with it.\n\n\
-         \x20 muster-node snapshot save|status|restore FILE [flags]\n    Save, look at and restore snapshots, in etcd's format: see muster-node snapshot --help.\n\n\
+         \x20 muster-node data status DIR [--json]\n    Show whose data a directory holds, where its log ends, and what is wrong with it.\n\n\
+         \x20 muster-node snapshot save|status|restore FILE [flags]\n    Save, examine and restore snapshots, in etcd's format: see muster-node snapshot --help.\n\n\
          \x20 muster-node --version\n    Show the version.\n\n\
          A first member, alone:\n\n\
          \x20 muster-node --name one --data-dir ./one\n\n\
@@ -22,10 +22,10 @@ pub fn help() -> String {
          \x20   --listen-peer-urls http://10.0.0.1:2380 --initial-advertise-peer-urls http://10.0.0.1:2380 \\\n\
          \x20   --listen-client-urls http://10.0.0.1:2379 --advertise-client-urls http://10.0.0.1:2379 \\\n\
          \x20   --initial-cluster one=http://10.0.0.1:2380,two=http://10.0.0.2:2380,three=http://10.0.0.3:2380\n\n\
-         When the other members are lost for good (a new cluster, with a new id, out of this member's data):\n\n\
+         When the other members are lost for good (a new cluster, with a new id, from this member's data):\n\n\
          \x20 muster-node --name one --data-dir ./one --force-new-cluster\n\n\
-         Each flag may also be given as a variable: --data-dir as ETCD_DATA_DIR. The command line counts first.\n\
-         With --config-file only the file counts.\n\
+         Each flag may also be given as a variable: --data-dir as ETCD_DATA_DIR. The command line overrides the variable.\n\
+         With --config-file only the file is used.\n\
          A flag may be written with one dash or two, its value behind a space or an equals sign; given twice,\n\
          the last one counts.\n",
     );
