@@ -35,7 +35,7 @@ pub enum ServerError {
     /// No restart can help: a person has to decide. Exit code 3.
     #[error("{message}")]
     DoNotRestart {
-        /// The failed operation.
+        /// The operation that failed.
         message: String,
         /// The finding, and what to do about it.
         #[source]
