@@ -12,7 +12,8 @@ use muster_tests::bench::{Mode, Plan, Reconfigure, Services, run};
 /// Parts of `--mode services`.
 const ABOUT: [&str; 5] = ["users", "watchers", "watches", "leases", "keys"];
 
-/// Three muster-node members beside three stock etcd members: same client, same load, in turns.
+/// Compares three muster-node members with three stock etcd members: same client, same load, in
+/// turns.
 #[derive(Debug, Parser)]
 #[command(name = "bench")]
 struct Args {
@@ -31,29 +32,31 @@ struct Args {
     /// Bytes of each value.
     #[arg(long, default_value_t = 256)]
     value_bytes: usize,
-    /// How often the leader is killed to see how long nobody can write; 0: never.
+    /// How often the leader is killed, to measure how long no client can write; 0: never.
     #[arg(long, default_value_t = 20)]
     outages: usize,
-    /// Only "plain", only "mtls", or "reconfigure": what changes of members cost; or "services": what
-    /// watches, leases, keys and users do.
+    /// Measure only "plain", only "mtls", or "reconfigure" (the cost of membership changes), or
+    /// "services" (watches, leases, keys and users).
     #[arg(long, value_parser = ["plain", "mtls", "reconfigure", "services"])]
     mode: Option<String>,
-    /// How often each change of members is made, with --mode reconfigure; 0: none is.
+    /// How often each membership change is made, with --mode reconfigure; 0: never.
     #[arg(long, default_value_t = 20)]
     changes: usize,
-    /// MiB of data in the cluster whose dead member is replaced, with --mode reconfigure; 0: none is.
+    /// MiB of data in the cluster whose dead member is replaced, with --mode reconfigure; 0: no
+    /// member is.
     #[arg(long, default_value_t = 1024)]
     data_mib: u64,
-    /// What to measure with --mode services.
+    /// Services to measure with --mode services.
     #[arg(long, value_delimiter = ',', default_values = ABOUT, value_parser = ABOUT)]
     about: Vec<String>,
-    /// Members of each cluster, with --mode services: with one, nobody else's work takes its cores.
+    /// Members of each cluster, with --mode services: with one member, no other member takes its
+    /// cores.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=7))]
     members: u8,
-    /// A tenth of the watches, leases and keys, with --mode services.
+    /// Use a tenth of the watches, leases and keys, with --mode services.
     #[arg(long)]
     small: bool,
-    /// Only this program.
+    /// Measure this program only.
     #[arg(long, value_parser = ["muster-node", "etcd"])]
     only: Option<String>,
     /// The muster-node to measure [default: the one beside this program].

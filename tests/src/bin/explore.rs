@@ -26,100 +26,101 @@ const LADDER_ONE_IN: u32 = 2;
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// The full bounds: 3 seats, 5 hosts, 3 epochs, every fault once, pauses anywhere. Before them
-    /// the ladder: configurations with a part of the faults, each to be exhausted.
+    /// Explore the full bounds: 3 seats, 5 hosts, 3 epochs, every fault once, pauses anywhere.
+    /// Before them explore the ladder: configurations with a part of the faults, each to be
+    /// exhausted.
     #[arg(long)]
     full: bool,
-    /// The ladder only.
+    /// Explore the ladder only.
     #[arg(long)]
     ladder: bool,
-    /// Seats of the cluster.
+    /// Number of seats of the cluster.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=3))]
     seats: u8,
-    /// Hosts.
+    /// Number of hosts that compete for the seats.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=6))]
     hosts: u8,
-    /// States beyond this epoch are not followed.
+    /// Highest epoch whose states are followed.
     #[arg(long, default_value_t = 2)]
     epochs: u64,
-    /// Restores of the database.
+    /// Number of restores of the database.
     #[arg(long, default_value_t = 0)]
     restores: u8,
-    /// Node directories lost.
+    /// Number of node directories that are lost.
     #[arg(long, default_value_t = 0)]
     lost_directories: u8,
-    /// Hosts made anew.
+    /// Number of hosts that are made anew.
     #[arg(long, default_value_t = 0)]
     remakes: u8,
-    /// Hosts that die.
+    /// Number of hosts that die.
     #[arg(long, default_value_t = 0)]
     deaths: u8,
-    /// Agents killed and started again.
+    /// Number of agents that are killed and started again.
     #[arg(long, default_value_t = 0)]
     kills: u8,
-    /// Leases that lapse though their agents live; 255 for no bound.
+    /// Number of leases that lapse though their agents live; 255 for no bound.
     #[arg(long, default_value_t = 1)]
     pauses: u8,
-    /// Frozen lists that time out; 255 for no bound.
+    /// Number of frozen lists that time out; 255 for no bound.
     #[arg(long, default_value_t = 1)]
     timeouts: u8,
-    /// Abandons and deadlines that pass.
+    /// Number of abandons, and of deadlines that pass.
     #[arg(long, default_value_t = 0)]
     ends: u8,
-    /// Changed databases that an owner accepts.
+    /// Number of changed databases that an owner accepts.
     #[arg(long, default_value_t = 0)]
     accepts: u8,
-    /// Ledgers that are put back to an older copy.
+    /// Number of ledgers that are put back to an older copy.
     #[arg(long, default_value_t = 0)]
     ledgers: u8,
-    /// Processes that are lost for good, with their ledgers.
+    /// Number of processes that are lost for good, with their ledgers.
     #[arg(long, default_value_t = 0)]
     losses: u8,
-    /// Processes that an owner says won't come back.
+    /// Number of processes that an owner says won't come back.
     #[arg(long, default_value_t = 0)]
     forgets: u8,
-    /// Restores may also set the rows back under the processes.
+    /// Let restores also set the rows back under the running processes.
     #[arg(long)]
     in_place: bool,
-    /// Links between two hosts that go down.
+    /// Number of links between two hosts that go down.
     #[arg(long, default_value_t = 0)]
     links: u8,
-    /// Times that the service's clock is half an hour ahead, and right again.
+    /// Number of times that the service's clock is half an hour ahead, and right again.
     #[arg(long, default_value_t = 0)]
     clocks: u8,
-    /// No ledgers, and property 3 alone: what keeps two lists that share a host from both getting a
-    /// majority.
+    /// Explore without ledgers and check property 3 alone: two lists that share a host never both
+    /// get a majority.
     #[arg(long)]
     without_ledger: bool,
     /// Rules to leave out, by their names, to see what they are for.
     #[arg(long, value_parser = rule)]
     without: Vec<Rule>,
-    /// Faults of all kinds together; 255 for no bound beyond those of each kind.
+    /// Number of faults of all kinds together; 255 for no bound beyond those of each kind.
     #[arg(long, default_value_t = 255)]
     together: u8,
-    /// Take no states and steps for one another, to compare.
+    /// Switch off the reductions that treat states or steps as equal, to compare.
     #[arg(long)]
     unreduced: bool,
-    /// Walk the fault-free road from one in this many states; 0 for none.
+    /// Walk the path without faults from one in this many states; 0 for none.
     #[arg(long, default_value_t = 256)]
     roads: u64,
-    /// Stop after this many minutes. If something was cut short, the last twelfth of them is for
-    /// random walks.
+    /// Stop after this many minutes. If the exploration was cut short, the last twelfth of them is
+    /// for random walks.
     #[arg(long, default_value_t = 120)]
     minutes: u64,
     /// Stop at this much resident memory, in MiB.
     #[arg(long, default_value_t = 8192)]
     memory: u64,
-    /// States of one depth; beyond that the search goes depth first.
+    /// Maximum number of states of one depth; beyond it the search goes depth first.
     #[arg(long, default_value_t = 200_000)]
     frontier: usize,
-    /// Threads.
+    /// Number of threads to use.
     #[arg(long, default_value_t = 2)]
     threads: usize,
     /// The seed of the random walks.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The report as JSON.
+    /// Print the report as JSON.
     #[arg(long)]
     json: bool,
 }

@@ -16,26 +16,26 @@ const PER_RUN: u64 = 5_000;
 /// Requests of one run that changes members, where the maximum number of members is reached soon.
 const CHANGES_PER_RUN: u64 = 100;
 
-/// The same random requests to stock etcd and to muster-node; the first difference ends it.
+/// Sends equal random requests to stock etcd and to muster-node; the first difference ends the run.
 #[derive(Debug, Parser)]
 #[command(name = "fuzz-etcd")]
 struct Args {
-    /// How many requests.
+    /// Number of requests to send.
     #[arg(long, default_value_t = 20_000)]
     requests: u64,
     /// Replay this seed, for one run of all requests [default: from the clock].
     #[arg(long)]
     seed: Option<u64>,
-    /// What the requests are about [default: one run after another is about each].
+    /// Subject of the requests [default: each subject in turn, one run after another].
     #[arg(long)]
     about: Option<Subject>,
-    /// Change members instead, of clusters that begin with so many.
+    /// Change members instead, in clusters that begin with this many.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=5))]
     members: Option<u8>,
-    /// The muster-node [default: the one beside this program].
+    /// The muster-node to test [default: the one beside this program].
     #[arg(long)]
     muster: Option<PathBuf>,
-    /// The etcd [default: a stock one, built once with go].
+    /// The etcd to compare with [default: a stock one, built once with go].
     #[arg(long)]
     etcd: Option<PathBuf>,
 }

@@ -20,26 +20,27 @@ use muster_tests::mutants::list::{Finder, Mutant, is_chosen, read_all};
 use muster_tests::mutants::run::{Bench, Found};
 use muster_tests::mutants::tree::{copy, crate_of};
 
-/// Puts small bugs in, one at a time, and says which ones no test finds.
+/// Puts small bugs into the code, one at a time, and prints those that no test finds.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// Only these numbers; x stands for any digit, and ranges go (4xx,110,1301-1318).
+    /// Try only mutants with these numbers; x stands for any digit, and ranges are allowed
+    /// (4xx,110,1301-1318).
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Only those of this list (log stands for tests/mutants/log.txt).
+    /// Try only the mutants of this list (log stands for tests/mutants/log.txt).
     #[arg(long)]
     file: Option<String>,
-    /// Seconds that one run of tests may take; one that takes longer has found nothing.
+    /// Seconds that one run of tests may take; a longer run leaves its mutant open.
     #[arg(long, default_value_t = 240)]
     seconds: u64,
-    /// Runs at a time.
+    /// Number of runs at a time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Only list them.
+    /// List the chosen mutants, and try none.
     #[arg(long)]
     list: bool,
-    /// Where the mutated copy and its build go; kept, so that the next run builds less.
+    /// Folder for the mutated copy and its build; kept, so that the next run builds less.
     #[arg(long, default_value = "target/mutants")]
     scratch: PathBuf,
 }

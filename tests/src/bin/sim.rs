@@ -17,22 +17,22 @@ use serde_json::json;
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// How many.
+    /// Number of histories to run.
     #[arg(long, default_value_t = 20_000)]
     histories: u64,
-    /// Seed of the first one.
+    /// Seed of the first history.
     #[arg(long, default_value_t = 1)]
     first: u64,
     /// Replay this one history instead.
     #[arg(long)]
     seed: Option<u64>,
-    /// Members; else the seed chooses among 1, 3 and 5.
+    /// Number of members [default: the seed chooses among 1, 3 and 5].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=9))]
     members: Option<u64>,
-    /// Virtual milliseconds with faults.
+    /// Virtual milliseconds during which faults occur.
     #[arg(long, default_value_t = 2_000)]
     milliseconds: u64,
-    /// Threads.
+    /// Number of threads to use.
     #[arg(long, default_value_t = 2)]
     threads: usize,
     /// Print a JSON document instead of text.

@@ -35,7 +35,7 @@ pub struct Options {
     /// Leave everything running and print the commands to play with.
     #[arg(long)]
     pub keep: bool,
-    /// Hosts on 127.x.y.z even where network namespaces could be made.
+    /// Put the hosts on 127.x.y.z even if network namespaces could be made.
     #[arg(long)]
     pub loopback: bool,
 }

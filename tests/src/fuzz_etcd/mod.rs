@@ -52,9 +52,9 @@ const LEFT: Duration = Duration::from_secs(1);
 pub enum Subject {
     /// Keys, transactions, watches, leases.
     Keys,
-    /// The same by several users; users, roles and what they permit.
+    /// Requests about keys by several users, and about users, roles and permissions.
     Users,
-    /// Locks and elections.
+    /// Locks and elections, with callers waiting in a queue.
     Lines,
 }
 

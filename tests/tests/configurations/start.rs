@@ -202,7 +202,7 @@ fn reacts_twice(address: SocketAddr) -> bool {
 /// How a program treats a request in a protocol that it may not speak.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reaction {
-    /// It sends at least one byte: a status, or a TLS alert.
+    /// The program sends at least one byte: a status, or a TLS alert.
     Answered,
     Closed,
 }
