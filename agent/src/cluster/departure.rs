@@ -3,6 +3,9 @@
 //! `muster-node` keeps the operation's id with the member that it removed. Sending the removal
 //! again tells whether this operation made it, and changes nothing. Stock etcd keeps no such ids.
 //! There an operation announces a removal in the cluster's own store before it removes a member.
+//!
+//! A newcomer takes the place of a removed member only if its own operation removed that member.
+//! Otherwise two replacements of one member would make the cluster grow.
 
 use tonic::Code;
 

@@ -3,7 +3,8 @@
 //! The newest statement says who may sign what. Discovery could withhold it, and thereby hide that
 //! an admin was removed. So the chain is in the cluster's own store as well, where it is read
 //! linearizably before any action. The longer of the two chains counts. Only an owner's signature
-//! can make a chain longer, whoever writes it to the store.
+//! can make a chain longer, whoever writes it to the store. Each agent also journals the longest
+//! chain that it has seen. Of all these chains the longest counts.
 
 use discovery_types::client::Client;
 use discovery_types::digest::Digest;

@@ -1,5 +1,7 @@
 //! The decision. The transaction that commits also signs the document and issues the members'
 //! certificates. The delivery to members is here as well.
+//!
+//! A commit is one row. Triggers in the migrations refuse to change or delete it.
 
 use data_encoding::{BASE64, HEXLOWER};
 use discovery_formation as formation;

@@ -2,6 +2,9 @@
 //!
 //! A service with another key directory could read every row, but it couldn't open any cluster's CA
 //! key. Each service would make clusters that the other one can't commit.
+//!
+//! The database holds a seal, which only this directory's keys open. A process opens the seal
+//! before its first write to a database.
 
 use discovery_types::digest::Digest;
 use sqlx::PgConnection;

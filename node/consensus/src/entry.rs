@@ -1,4 +1,6 @@
 //! Entries of the replicated log, and their kinds.
+//!
+//! A build that reads an entry of an unknown kind stops there. It never skips the entry.
 
 use bytes::Bytes;
 

@@ -12,7 +12,7 @@
 //!
 //! An entry contains its caller, and the revision of users and roles at which the caller was
 //! identified. If users or roles have changed since, the entry is refused and the client has to
-//! retry.
+//! retry. A member's own entries are marked as such. An entry that names no caller has no rights.
 //!
 //! A token identifies the caller: a signed one ([`Jwt`]) if keys are configured, otherwise a simple
 //! one. Each member keeps the users of simple tokens in memory ([`Tokens`]), outside the replicated

@@ -6,6 +6,8 @@
 //! Every member knows every token that was assigned since the member started, or since it last
 //! installed a snapshot. Each member keeps its own expiry times: using a token on a member extends
 //! its life there.
+//!
+//! A token is worth nothing once its user was deleted or has another password.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -15,6 +15,9 @@
 //! the leader cause no false alarm: at most there is nothing to compare this time. A member that is
 //! found to differ is compared once more before anything is done.
 //!
+//! The CORRUPT alarm of one member stops what that member serves, never what it applies. The alarm
+//! of the whole cluster forbids writes where the log is applied, so alike on every member.
+//!
 //! What this does not do:
 //!
 //! - Compare the member table, alarms or leases. The hash covers only the lease of each key.

@@ -1,5 +1,7 @@
 //! Read barriers: one ReadIndex round serves all waiting reads. This module also retries rounds,
 //! and waits until the confirmed index is applied.
+//!
+//! A linearizable read is answered after a quorum round that began after it, never by a clock.
 
 use std::collections::{BTreeMap, VecDeque};
 

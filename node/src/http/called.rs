@@ -3,7 +3,7 @@
 //!
 //! Other requests are answered with "not found". Any web page can make a browser post bytes here
 //! without asking first, over HTTP/1 or as plain text. The browser then presents its user's
-//! certificate.
+//! certificate. A certificate therefore names a user only to gRPC over HTTP/2.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

@@ -6,6 +6,7 @@
 //!
 //! The lessor ends a lease by proposing an entry, which counts in the leader's own term only. So
 //! replaying the log needs no clock. A leader that was deposed without knowing it ends no lease.
+//! The entry names the lease that the leader knew, so it never ends a later one with the same id.
 //!
 //! A lease is never ended early. A new leader starts its clock once it has applied everything that
 //! its predecessors proposed. It gives each lease all the time that it may have left, plus one
@@ -15,7 +16,8 @@
 //! intervals (etcd's lease checkpoints; server/lease in etcd).
 //!
 //! A client is told that a lease was kept alive only if a quorum has confirmed the leader. The
-//! confirmation must begin after the clock was set back.
+//! confirmation must begin after the clock was set back. If the log says that less is left, an
+//! entry that notes the full TTL comes first.
 //!
 //! Both parts are free of I/O. The store contains the table, and `rpc` drives the clock.
 

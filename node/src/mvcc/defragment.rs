@@ -4,8 +4,8 @@
 //! the contents are copied into a new file, in these steps:
 //!
 //! 1. All records of one view are copied. This may take long, and writes continue.
-//! 2. Writers are held off. The few records that were added meanwhile are copied, and every other
-//!    table.
+//! 2. Writers are held off by a lock, which each of them holds until its view is published. The few
+//!    records that were added meanwhile are copied, and every other table.
 //! 3. The new file is made durable and renamed over the old one. All reads and writes use it from
 //!    then on.
 //!

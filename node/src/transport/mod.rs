@@ -3,7 +3,8 @@
 //! A stream begins with TLS (if the URL says https), then a fixed-size hello in each direction. The
 //! hello proves cluster, sender, receiver, incarnation and boot counter, and states what the disk
 //! held at the start. Only then is the first frame read. A hello that doesn't fit is answered with
-//! the reason, and the stream is closed.
+//! the reason, and the stream is closed. TLS proves the sender's key. If its record binds a key, it
+//! must be that one.
 //!
 //! Each member tries to open a message stream to each other one. One stream is enough for two
 //! members: it carries messages, pings, promises and censuses (lists of members) of both. So two

@@ -1,4 +1,7 @@
 //! Ends of a cluster, and the effects of a changed database on it.
+//!
+//! A decided list stays decided for ever. Neither retiring a cluster nor taking that back freezes
+//! or commits anything.
 
 use crate::rules::Rule;
 use crate::service::cluster::{EndCause, Ended, Phase};
