@@ -26,7 +26,7 @@ fn make_user(etcdctl: &Etcdctl, agent: &Agent) -> Result<String> {
     Ok(name)
 }
 
-/// Returns the commands of the first console block below a heading of the README.
+/// Returns the commands of the first console block below a heading of the manual.
 fn commands_of(readme: &str, heading: &str) -> Option<String> {
     let chapter = readme.split(&format!("\n{heading}\n")).nth(1)?;
     let block = chapter.split("```console\n").nth(1)?.split("```").next()?;
@@ -38,13 +38,14 @@ fn commands_of(readme: &str, heading: &str) -> Option<String> {
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
-/// Runs the README's own commands in one shell. Only the paths of two folders are replaced.
+/// Runs the manual's own commands in one shell. Only the paths of two folders are replaced.
 #[test]
 fn the_readmes_commands_for_users_lock_nobody_out() -> Result<()> {
     let running = Running::start(Network::loopback(3), 3, None)?;
     let etcdctl = running.etcdctl()?;
-    let readme = fs_err::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md"))?;
-    let commands = commands_of(&readme, "## Users and roles").context("the README's commands")?;
+    let readme = fs_err::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/users.md"))?;
+    let commands =
+        commands_of(&readme, "## Enable authentication").context("the manual's commands")?;
     let place = |path: &std::path::Path| path.display().to_string();
     let script = commands
         .replace("demo-credentials", &place(etcdctl.credentials()))
@@ -63,7 +64,7 @@ fn the_readmes_commands_for_users_lock_nobody_out() -> Result<()> {
     ensure!(output.status.success(), "{script}\n{said}\n{error}");
     // The admin must still be able to write.
     etcdctl.run(&["put", "after", "users"])?;
-    // Answers that the README shows, and the users that its commands create.
+    // Answers that the manual shows, and the users that its commands create.
     for line in ["subject=CN=muster:", "owner", "Authentication Enabled", "muster:3", "root"] {
         ensure!(said.contains(line), "{line} is missing in: {said}");
     }
