@@ -4,6 +4,7 @@
 mod asking;
 mod certificates;
 mod killed;
+mod manual;
 mod orders;
 mod retired;
 mod running;
